@@ -1,0 +1,37 @@
+# Each target makes .venv when it is missing and is quick when it is there.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+
+.PHONY: install train test lint bench slow clean
+
+install: $(VENV)/.installed
+
+# torch goes first and pinned: a looser request takes a CUDA build of gigabytes.
+$(VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check torch==2.13.0
+	$(PY) -m pip install -q --disable-pip-version-check -e '.[torch,train,lab,crypto,dev]'
+	touch $@
+
+train: install
+	$(PY) -m dblp.cli.main train $(ARGS)
+
+lint: install
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m mypy tests
+	$(VENV)/bin/lint-imports --no-cache
+
+test: lint
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+slow: install
+	$(PY) -m pytest -m slow $(ARGS)
+
+bench: install
+	$(PY) -m dblp.cli.main bench allreduce --against gloo $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Collectives over an Endpoint: groups, algorithms, loss policies, torch integration."""

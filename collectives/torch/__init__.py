@@ -1,0 +1,1 @@
+"""torch.distributed backend, comm hooks and torch-like functions: the only folder besides the command that imports torch."""

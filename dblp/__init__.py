@@ -1,0 +1,1 @@
+"""dblp: loss-tolerant gradient all-reduce over UDP for PyTorch training."""

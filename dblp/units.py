@@ -1,0 +1,56 @@
+"""Units: sizes, times and rates from and to text, through named functions."""
+
+from __future__ import annotations
+
+import re
+
+from dblp.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * 1024
+
+_SIZES = {"": 1, "b": 1, "k": KIB, "kb": KIB, "kib": KIB, "m": MIB, "mb": MIB, "mib": MIB, "g": KIB * MIB}
+_TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
+_RATES = {"": 1.0, "bit": 1.0, "bps": 1.0, "kbit": 1e3, "kbps": 1e3, "mbit": 1e6, "mbps": 1e6, "gbit": 1e9, "gbps": 1e9}
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def _parse(text: str, table: dict[str, float] | dict[str, int], what: str) -> float:
+    match = _NUMBER.match(text)
+    if match is None or match[2].lower() not in table:
+        units = ", ".join(unit for unit in table if unit)
+        raise ConfigError(f"{text!r} is not a {what}: a number and one of {units} is expected")
+    return float(match[1]) * table[match[2].lower()]
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: ``"25M"`` is 25 MiB (powers of 1024); raises ConfigError."""
+    return round(_parse(text, _SIZES, "size"))
+
+
+def parse_seconds(text: str) -> float:
+    """Read a time: ``"200ms"`` is 0.2; a bare number is in seconds; raises ConfigError."""
+    return _parse(text, _TIMES, "time")
+
+
+def parse_bps(text: str) -> float:
+    """Read a rate in bits per second: ``"1gbit"`` is 1e9 (powers of 1000); raises ConfigError."""
+    return _parse(text, _RATES, "rate")
+
+
+def format_bytes(size: float) -> str:
+    """Write a size in powers of 1024: ``26214400`` is ``"25 MiB"``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024 or unit == "MiB":
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time with three digits and a fitting unit: ``0.0213`` is ``"21.3 ms"``."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,1 @@
+"""Simulation: virtual time, simulated networks, experiments; runs the same transport and collectives."""

@@ -1,0 +1,103 @@
+"""Configuration of the transport: one frozen dataclass, and the same fields as ``DBLP_*`` environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dblp.errors import ConfigError
+from dblp.units import MIB, parse_bps, parse_bytes, parse_seconds
+
+HEADER_BYTES = 48
+"""Bytes of header in each datagram; docs/wire.md has the table."""
+CHUNK_ALIGN_BYTES = 16
+"""Chunks are a multiple of the largest element (complex128), so that no element is cut."""
+ETHERNET_DATAGRAM_BYTES = 1464
+"""Largest datagram of a group by default: an MTU of 1500 less IPv4 and UDP headers and room for one VLAN tag."""
+MAX_DATAGRAM_BYTES = 65_507
+"""Largest UDP payload over IPv4 (RFC 768, RFC 791)."""
+MAX_PATHS = 64
+"""The path id is one byte; feedback, sockets and polling cost grow with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """Settings of one endpoint. The defaults suit 1 to 25 Gb/s Ethernet and Linux's own socket limits."""
+
+    timeout_s: float = 300.0
+    """Seconds that a round may take before it raises DeadlineError on every survivor."""
+    connect_timeout_s: float = 60.0
+    """Seconds that the rendezvous and the handshakes may take."""
+    datagram_bytes: int = ETHERNET_DATAGRAM_BYTES
+    """Largest UDP payload; the group agrees on the least of all ranks and of their interfaces. 8952 for jumbo frames."""
+    paths: int = 1
+    """Local ports, each an ECMP entropy of its own; each costs a socket and its buffers."""
+    receive_buffer_bytes: int = 4 * MIB
+    """SO_RCVBUF asked for on each path; the kernel clamps it to net.core.rmem_max. Credit is sized by what it gives."""
+    send_buffer_bytes: int = 4 * MIB
+    """SO_SNDBUF asked for on each path; clamped to net.core.wmem_max."""
+    early_bytes: int = 1 * MIB
+    """Bytes of a message that a peer may send before its receive is posted; the most that is held for each peer."""
+    window_bytes: int = 16 * MIB
+    """Memory for staged contributions of one exact round, over all peers."""
+    congestion: str = "delay"
+    """Congestion control by name: ``delay`` or ``fixed``."""
+    rate_bps: float = 0.0
+    """Sending rate of a rank for ``congestion="fixed"``, bits per second; 0 is unpaced."""
+    ifname: str = ""
+    """Interface to use; empty: the one on the route to the master."""
+    impair: str = ""
+    """Impairments of what this rank sends, as one string (docs/impairments.md); empty: none."""
+    seed: int = 0
+    """Seed of the endpoint's random choices."""
+    switch_interval_s: float = 50e-6
+    """``sys.setswitchinterval`` while the engine runs, so that a busy main thread yields soon; 0 leaves it alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "connect_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: a time above 0 seconds is needed")
+        if not 512 <= self.datagram_bytes <= MAX_DATAGRAM_BYTES:
+            raise ConfigError(f"datagram_bytes={self.datagram_bytes}: must lie in 512..{MAX_DATAGRAM_BYTES}")
+        if not 1 <= self.paths <= MAX_PATHS:
+            raise ConfigError(f"paths={self.paths}: must lie in 1..{MAX_PATHS}")
+        if self.congestion not in ("delay", "fixed"):
+            raise ConfigError(f"congestion={self.congestion!r}: known are 'delay' and 'fixed'")
+        for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
+            if getattr(self, name) < 65_536:
+                raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")
+        if self.rate_bps < 0 or self.switch_interval_s < 0:
+            raise ConfigError("rate_bps and switch_interval_s must not be negative")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> TransportConfig:
+        """Read ``DBLP_<FIELD>`` variables (``DBLP_TIMEOUT_S=30``, ``DBLP_DATAGRAM_BYTES=8952``); ``overrides`` win.
+
+        Raises ConfigError that names the variable for an unknown one or an unusable value.
+        """
+        env = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for spec in fields(cls):
+            variable = f"DBLP_{spec.name.upper()}"
+            if env.get(variable, "") != "":
+                values[spec.name] = _read(variable, env[variable], spec.name, spec.default)
+        values.update(overrides)
+        return cls(**values)
+
+
+def _read(variable: str, text: str, name: str, default: Any) -> Any:
+    convert: Callable[[str], Any] = str
+    if name.endswith("_s"):
+        convert = parse_seconds
+    elif name.endswith("_bytes"):
+        convert = parse_bytes
+    elif name.endswith("_bps"):
+        convert = parse_bps
+    elif isinstance(default, int):
+        convert = int
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise ConfigError(f"{variable}={text!r}: {error}") from None

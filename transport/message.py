@@ -1,0 +1,109 @@
+"""Messages: what one rank sends another in a step of a round, as the collectives see them.
+
+The collectives post receives and sends on an Endpoint; chunks come in any order. A ``Sink`` puts each run of received
+chunks where it belongs, exactly once a chunk; ``on_chunks`` then tells the collective, which may offer the
+same chunks of the next message at once: that is how rounds are pipelined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.errors import ConfigError
+from dblp.transport.policy import Stop
+
+GROUP_BITS, ROUND_BITS, STEP_BITS = 16, 32, 16
+
+
+def message_id(group: int, round_: int, step: int) -> int:
+    """The 64-bit id of a message: group (16 bits), round (32), leg and step (16); never reused in a generation."""
+    if not (0 <= group < 1 << GROUP_BITS and 0 <= round_ < 1 << ROUND_BITS and 0 <= step < 1 << STEP_BITS):
+        raise ConfigError(f"message id out of range: group {group}, round {round_}, step {step}")
+    return group << (ROUND_BITS + STEP_BITS) | round_ << STEP_BITS | step
+
+
+def round_of(message: int) -> int:
+    """The round key (group and round, 48 bits) of a message id."""
+    return message >> STEP_BITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSpec:
+    """What both ends must agree on before a message moves."""
+
+    nbytes: int
+    """Length of the message in bytes; may be 0."""
+    chunk_bytes: int
+    """Bytes a chunk, a multiple of 16; all chunks but the last have this size (``Endpoint.chunk_bytes`` chooses it)."""
+    budget: float = 0.0
+    """Largest missing share of the chunks, [0, 1)."""
+    stop: Stop = Stop.STALL
+    """When the receiver stops waiting."""
+    stop_after_s: float = 0.0
+    """For ``Stop.DEADLINE``."""
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-self.nbytes // self.chunk_bytes)
+
+    @property
+    def may_miss(self) -> int:
+        """Number of chunks that may miss."""
+        return int(self.budget * self.chunks)
+
+
+class Sink(Protocol):
+    """Where received chunks go. Called on the loop's thread; the views are valid only during the call."""
+
+    dtype: np.dtype[Any]
+    """Element type in which ``place`` wants its rows; its size divides the chunk size and the message's length."""
+
+    def place(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """Take chunks first.., one a row (n, elements a chunk). The message's short last chunk comes as a call of its own
+        with one shorter row. No chunk comes twice."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Received:
+    """How a receive ended."""
+
+    missing: npt.NDArray[np.uint32]
+    """Indices of the chunks that did not arrive, ascending; empty for an exact message."""
+    energy_total: float = 0.0
+    """Sum of squares of the whole message as its sender computed it (bounded messages only)."""
+    energy_received: float = 0.0
+    """Sum of squares of what arrived (bounded messages only)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """How a send ended."""
+
+    missing: npt.NDArray[np.uint32]
+    """Indices of the chunks that the receiver did not count (from its FINAL); empty for an exact message."""
+    chunks_sent: int = 0
+    """First transmissions, in chunks."""
+    chunks_resent: int = 0
+    """Retransmissions, in chunks."""
+
+
+OnChunks = Callable[[int, int], None]
+"""``on_chunks(first, count)``: these chunks have just been placed."""
+
+
+@dataclass(slots=True)
+class RoundCounters:
+    """Traffic of one rank in one round."""
+
+    chunks_sent: int = 0
+    chunks_resent: int = 0
+    chunks_received: int = 0
+    chunks_duplicate: int = 0
+    bytes_sent: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
