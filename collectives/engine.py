@@ -1,17 +1,18 @@
 """The engine: one thread a process that runs an event loop, where all endpoints and rounds live.
 
-Callers hand over coroutine factories from any thread (``submit``) and are called back when the work has ended.
-The factories are called on the engine's thread in the order of submission, so rounds are numbered in call order.
+Callers hand over coroutine factories from any thread (``submit``) and are called back when the work has
+ended. The factories are called on the engine's thread in the order of submission, so rounds are numbered in
+call order.
 
 The switch interval. CPython lets a waiting thread ask for the interpreter lock only after
 ``sys.getswitchinterval()``, 5 ms by default: with a busy pure-Python main thread every wake-up of the engine
-would cost 5 ms. While an engine is alive the interval is lowered to ``switch_interval_s`` (50 us by default, for
-the whole process) and restored when the last group has gone. Changing it within a batch instead was considered
-and is wrong: the evicted main thread reads the interval the moment it loses the lock, before the engine could
-raise it, and the engine, thrown out once, would itself wait the long interval.
+would cost 5 ms. While an engine is alive the interval is lowered to ``switch_interval_s`` (50 us by default,
+for the whole process) and restored when the last group has gone. Changing it within a batch instead was
+considered and is wrong: the evicted main thread reads the interval the moment it loses the lock, before the
+engine could raise it, and the engine, thrown out once, would itself wait the long interval.
 
-Processes. A forked child has no engine thread; there every call on a group of its parent raises ClosedError, and
-new groups get a new engine.
+Processes. A forked child has no engine thread; there every call on a group of its parent raises ClosedError,
+and new groups get a new engine.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Engine:
             self._closers.pop(token, None)
 
     def stop(self, reason: str = "the process group was destroyed") -> None:
-        """Fail work in flight, close what is open, end the thread, restore the switch interval; idempotent."""
+        """Fail work in flight, close what is open, end the thread, restore the switch interval;
+        idempotent."""
         if self._pid != os.getpid():
             return  # a forked child owns neither the thread nor the sockets' other end
         with self._lock:
@@ -115,8 +117,8 @@ class Engine:
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise ClosedError(
-                f"this dblp group was made in process {self._pid}, but process {os.getpid()} is a fork of it and "
-                "has no engine thread; make the group after the fork, or start workers with the 'spawn' method"
+                f"this dblp group was made in process {self._pid}, but process {os.getpid()} is a fork of it "
+                "and has no engine thread; make the group after the fork, or start workers with 'spawn'"
             )
 
     # From here on: the engine's thread.
