@@ -1,0 +1,165 @@
+"""The C library's batch calls for UDP: constants, memory layouts and socket addresses, through ctypes.
+
+Theory of operation. A burst costs one system call, so what Python adds to it must stay near a microsecond. Three
+things make that so: the call's structures live in memory that is laid out once and only patched; their addresses are
+plain integers that were computed once (``ndarray.ctypes.data`` alone costs 1.4 us); and the calls are made through
+``ctypes.PyDLL``, which keeps the GIL. Keeping it is right because every socket here is non-blocking and a call lasts
+microseconds, while giving it up costs a whole switch interval at each call beside a busy main thread.
+
+Layouts are those of 64-bit Linux (glibc and musl agree on a little-endian machine); ``require_linux64`` checks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.errors import ConfigError, UnsupportedError
+from dblp.transport.port import Address, Bytes
+
+# Linux socket options that Python's socket module does not name (include/uapi/linux/udp.h, asm-generic/socket.h, in.h).
+SOL_UDP = 17
+UDP_SEGMENT = 103
+UDP_GRO = 104
+SO_SNDBUFFORCE = 32
+SO_RCVBUFFORCE = 33
+SO_TIMESTAMPNS = 35
+SO_MEMINFO = 55
+SK_MEMINFO_DROPS = 8
+"""Index of the socket's drop count in what SO_MEMINFO returns (nine uint32)."""
+IP_MTU_DISCOVER = 10
+IP_RECVERR = 11
+IP_RECVTOS = 13
+IPV6_MTU_DISCOVER = 23
+IPV6_RECVERR = 25
+PMTUDISC_DO = 2
+"""Never fragment; same value for IPv4 and IPv6."""
+MSG_DONTWAIT = 0x40
+MSG_ERRQUEUE = 0x2000
+
+MSGHDR_BYTES = 56
+"""struct msghdr: name*, namelen, (pad), iov*, iovlen, control*, controllen, flags, (pad)."""
+MMSGHDR_BYTES = 64
+"""struct mmsghdr: a msghdr, then msg_len and padding: eight 64-bit words, which is how the arrays here see it."""
+WORD_NAME, WORD_NAMELEN, WORD_IOV, WORD_IOVLEN, WORD_CONTROL, WORD_CONTROLLEN, WORD_FLAGS, WORD_LEN = range(8)
+CMSG_HEADER_BYTES = 16
+"""struct cmsghdr: len (8), level (4), type (4); data follows, padded to 8 bytes."""
+SOCKADDR_BYTES = {socket.AF_INET: 16, socket.AF_INET6: 28}
+PAGE_BYTES = 4096
+
+HOLD_GIL = True
+"""Call libc without releasing the GIL; False releases it around each call (tests/benchmarks/udp_port.py measures both)."""
+
+_SOCKADDR_IN = struct.Struct("=H2s4s8x")
+_SOCKADDR_IN6 = struct.Struct("=H2s4x16sI")
+_CMSG = struct.Struct("=Qii")
+
+
+class Calls(NamedTuple):
+    """libc's functions, as ctypes sees them: each returns -1 and leaves the reason in ``ctypes.get_errno()``."""
+
+    sendmsg: Callable[[int, int, int], int]
+    """(fd, address of a msghdr, flags) -> bytes"""
+    sendmmsg: Callable[[int, int, int, int], int]
+    """(fd, address of mmsghdrs, how many, flags) -> datagrams"""
+    recvmmsg: Callable[[int, int, int, int, int | None], int]
+    """(fd, address of mmsghdrs, how many, flags, timeout) -> datagrams"""
+
+
+def load(*, hold_gil: bool = HOLD_GIL) -> Calls:
+    """Bind the functions. Raises UnsupportedError where this module's layouts don't hold."""
+    require_linux64()
+    lib = (ctypes.PyDLL if hold_gil else ctypes.CDLL)(None, use_errno=True)
+    sendmsg, sendmmsg, recvmmsg = lib.sendmsg, lib.sendmmsg, lib.recvmmsg
+    sendmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    sendmsg.restype = ctypes.c_ssize_t
+    sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+    recvmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p]
+    return Calls(sendmsg, sendmmsg, recvmmsg)
+
+
+def require_linux64() -> None:
+    """Raise UnsupportedError where the layouts of this module don't hold."""
+    if sys.platform != "linux" or struct.calcsize("P") != 8 or sys.byteorder != "little":
+        raise UnsupportedError(
+            f"the UDP transport needs 64-bit little-endian Linux; this is {sys.platform}, "
+            f"{8 * struct.calcsize('P')} bits, {sys.byteorder}-endian"
+        )
+
+
+def aligned(nbytes: int) -> Bytes:
+    """Zeroed memory (uint8, 1-D) that starts at a page; pages are touched only when used.
+
+    Alignment is worth a lot: on a CPU whose kernel copies by ``rep movsb`` (erms) a 64 KB super-packet took 37 us to receive
+    at numpy's own alignment (16 bytes past a page) and 4 us at a multiple of 64.
+    """
+    raw = np.zeros(nbytes + PAGE_BYTES, np.uint8)
+    start = -address_of(raw) % PAGE_BYTES
+    return raw[start : start + nbytes]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Address of an array's first byte: 0.5 us (1.4 us for one that cannot be written), so keep it where you can."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError):  # read-only, or empty
+        return int(array.ctypes.data)
+
+
+def encode_cmsg(level: int, kind: int, data: bytes) -> bytes:
+    """One control message, padded so that another can follow."""
+    padding = -len(data) % 8
+    return _CMSG.pack(CMSG_HEADER_BYTES + len(data), level, kind) + data + bytes(padding)
+
+
+def encode_sockaddr(address: Address, family: int) -> bytes:
+    """The kernel's form of an address. Raises ConfigError for one of another family, or port 0."""
+    if not 0 < address.port < 65_536:
+        raise ConfigError(f"{address}: port {address.port} cannot be sent to; ports are 1..65535")
+    host, _, scope = address.host.partition("%")
+    try:
+        packed = socket.inet_pton(family, host)
+        index = _scope_index(scope)
+    except (OSError, ValueError):
+        name = "IPv6" if family == socket.AF_INET6 else "IPv4"
+        raise ConfigError(
+            f"{address.host!r} is no numeric {name} address, and this rank's sockets are {name}; all ranks must use one family"
+        ) from None
+    port = address.port.to_bytes(2, "big")
+    if family == socket.AF_INET:
+        return _SOCKADDR_IN.pack(family, port, packed)
+    return _SOCKADDR_IN6.pack(family, port, packed, index)
+
+
+def decode_sockaddr(raw: bytes) -> Address:
+    """The address in a struct sockaddr_in or sockaddr_in6 (trailing bytes are ignored)."""
+    family = int.from_bytes(raw[:2], sys.byteorder)
+    if family == socket.AF_INET:
+        _, port, packed = _SOCKADDR_IN.unpack_from(raw)
+        return Address(socket.inet_ntop(family, packed), int.from_bytes(port, "big"))
+    _, port, packed, index = _SOCKADDR_IN6.unpack_from(raw)
+    host = with_scope(socket.inet_ntop(socket.AF_INET6, packed), index)
+    return Address(host, int.from_bytes(port, "big"))
+
+
+def with_scope(host: str, index: int) -> str:
+    """``host`` with ``%interface`` where it is link-local; other addresses need no scope to be reached."""
+    if not index or "%" in host or not host.lower().startswith("fe80"):
+        return host
+    try:
+        return f"{host}%{socket.if_indextoname(index)}"
+    except OSError:  # the interface went away
+        return f"{host}%{index}"
+
+
+def _scope_index(scope: str) -> int:
+    if not scope:
+        return 0
+    return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
