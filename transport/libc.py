@@ -1,12 +1,14 @@
 """The C library's batch calls for UDP: constants, memory layouts and socket addresses, through ctypes.
 
-Theory of operation. A burst costs one system call, so what Python adds to it must stay near a microsecond. Three
-things make that so: the call's structures live in memory that is laid out once and only patched; their addresses are
-plain integers that were computed once (``ndarray.ctypes.data`` alone costs 1.4 us); and the calls are made through
-``ctypes.PyDLL``, which keeps the GIL. Keeping it is right because every socket here is non-blocking and a call lasts
-microseconds, while giving it up costs a whole switch interval at each call beside a busy main thread.
+Theory of operation. A burst costs one system call, so what Python adds to it must stay near a microsecond.
+Three things make that so: the call's structures live in memory that is laid out once and only patched; their
+addresses are plain integers that were computed once (``ndarray.ctypes.data`` alone costs 1.4 us); and the
+calls are made through ``ctypes.PyDLL``, which keeps the GIL. Keeping it is right because every socket here is
+non-blocking and a call lasts microseconds, while giving it up costs a whole switch interval at each call
+beside a busy main thread.
 
-Layouts are those of 64-bit Linux (glibc and musl agree on a little-endian machine); ``require_linux64`` checks.
+Layouts are those of 64-bit Linux (glibc and musl agree on a little-endian machine); ``require_linux64``
+checks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import ctypes
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,8 @@ import numpy.typing as npt
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.port import Address, Bytes
 
-# Linux socket options that Python's socket module does not name (include/uapi/linux/udp.h, asm-generic/socket.h, in.h).
+# Linux socket options that Python's socket module does not name (include/uapi/linux/udp.h,
+# asm-generic/socket.h, in.h).
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
@@ -47,7 +50,8 @@ MSG_ERRQUEUE = 0x2000
 MSGHDR_BYTES = 56
 """struct msghdr: name*, namelen, (pad), iov*, iovlen, control*, controllen, flags, (pad)."""
 MMSGHDR_BYTES = 64
-"""struct mmsghdr: a msghdr, then msg_len and padding: eight 64-bit words, which is how the arrays here see it."""
+"""struct mmsghdr: a msghdr, then msg_len and padding: eight 64-bit words, which is how the arrays here see
+it."""
 WORD_NAME, WORD_NAMELEN, WORD_IOV, WORD_IOVLEN, WORD_CONTROL, WORD_CONTROLLEN, WORD_FLAGS, WORD_LEN = range(8)
 CMSG_HEADER_BYTES = 16
 """struct cmsghdr: len (8), level (4), type (4); data follows, padded to 8 bytes."""
@@ -55,7 +59,8 @@ SOCKADDR_BYTES = {socket.AF_INET: 16, socket.AF_INET6: 28}
 PAGE_BYTES = 4096
 
 HOLD_GIL = True
-"""Call libc without releasing the GIL; False releases it around each call (tests/benchmarks/udp_port.py measures both)."""
+"""Call libc without releasing the GIL; False releases it around each call (tests/benchmarks/udp_port.py
+measures both)."""
 
 _SOCKADDR_IN = struct.Struct("=H2s4s8x")
 _SOCKADDR_IN6 = struct.Struct("=H2s4x16sI")
@@ -63,7 +68,8 @@ _CMSG = struct.Struct("=Qii")
 
 
 class Calls(NamedTuple):
-    """libc's functions, as ctypes sees them: each returns -1 and leaves the reason in ``ctypes.get_errno()``."""
+    """libc's functions, as ctypes sees them: each returns -1 and leaves the reason in
+    ``ctypes.get_errno()``."""
 
     sendmsg: Callable[[int, int, int], int]
     """(fd, address of a msghdr, flags) -> bytes"""
@@ -97,8 +103,8 @@ def require_linux64() -> None:
 def aligned(nbytes: int) -> Bytes:
     """Zeroed memory (uint8, 1-D) that starts at a page; pages are touched only when used.
 
-    Alignment is worth a lot: on a CPU whose kernel copies by ``rep movsb`` (erms) a 64 KB super-packet took 37 us to receive
-    at numpy's own alignment (16 bytes past a page) and 4 us at a multiple of 64.
+    Alignment is worth a lot: on a CPU whose kernel copies by ``rep movsb`` (erms) a 64 KB super-packet took
+    37 us to receive at numpy's own alignment (16 bytes past a page) and 4 us at a multiple of 64.
     """
     raw = np.zeros(nbytes + PAGE_BYTES, np.uint8)
     start = -address_of(raw) % PAGE_BYTES
@@ -106,9 +112,10 @@ def aligned(nbytes: int) -> Bytes:
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Address of an array's first byte: 0.5 us (1.4 us for one that cannot be written), so keep it where you can."""
+    """Address of an array's first byte: 0.5 us (1.4 us for one that cannot be written), so keep it where you
+    can."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     except (TypeError, ValueError):  # read-only, or empty
         return int(array.ctypes.data)
 
@@ -126,11 +133,12 @@ def encode_sockaddr(address: Address, family: int) -> bytes:
     host, _, scope = address.host.partition("%")
     try:
         packed = socket.inet_pton(family, host)
-        index = _scope_index(scope)
+        index = scope_index(scope)
     except (OSError, ValueError):
         name = "IPv6" if family == socket.AF_INET6 else "IPv4"
         raise ConfigError(
-            f"{address.host!r} is no numeric {name} address, and this rank's sockets are {name}; all ranks must use one family"
+            f"{address.host!r} is no numeric {name} address, and this rank's sockets are {name}: "
+            f"all ranks must use one family"
         ) from None
     port = address.port.to_bytes(2, "big")
     if family == socket.AF_INET:
@@ -159,7 +167,63 @@ def with_scope(host: str, index: int) -> str:
         return f"{host}%{index}"
 
 
-def _scope_index(scope: str) -> int:
+def scope_index(scope: str) -> int:
+    """Index of an interface named after ``%``; 0 for an empty scope. Raises OSError for an unknown one."""
     if not scope:
         return 0
     return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+
+
+class Interface(NamedTuple):
+    """One address of a network interface; ``host`` is empty for an interface that has none."""
+
+    name: str
+    host: str
+    up: bool
+
+
+class _Ifaddrs(ctypes.Structure):
+    """struct ifaddrs of getifaddrs(3), up to the last field that is read."""
+
+    next: ctypes.c_void_p
+    name: bytes
+    flags: int
+    addr: int | None
+
+
+_Ifaddrs._fields_ = [
+    ("next", ctypes.c_void_p),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("addr", ctypes.c_void_p),
+]
+IFF_UP = 1
+
+
+def interfaces() -> list[Interface]:
+    """Every IPv4 and IPv6 address of this host's interfaces, and those that have none. Raises OSError."""
+    lib = ctypes.CDLL(None, use_errno=True)
+    head = ctypes.c_void_p()
+    if lib.getifaddrs(ctypes.byref(head)) < 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs failed")
+    try:
+        found = list(_walk(head.value))
+    finally:
+        lib.freeifaddrs(head)
+    named = {item.name for item in found if item.host}
+    return [item for item in found if item.host or item.name not in named]
+
+
+def _walk(pointer: int | None) -> Iterator[Interface]:
+    bare: set[str] = set()
+    while pointer:
+        entry = _Ifaddrs.from_address(pointer)
+        name, up = entry.name.decode(), bool(entry.flags & IFF_UP)
+        family = ctypes.c_uint16.from_address(entry.addr).value if entry.addr else 0
+        if entry.addr and family in (socket.AF_INET, socket.AF_INET6):
+            size = SOCKADDR_BYTES[socket.AddressFamily(family)]
+            yield Interface(name, decode_sockaddr(ctypes.string_at(entry.addr, size)).host, up)
+        elif name not in bare:
+            bare.add(name)
+            yield Interface(name, "", up)
+        pointer = entry.next  # type: ignore[assignment]  # ctypes reads a c_void_p as int or None

@@ -87,7 +87,7 @@ class Slab:
         return np.ndarray(
             (count, width),
             dtype,
-            self.arena,  # type: ignore[arg-type]  # an ndarray is a buffer
+            self.arena,
             self.offset + start * self.stride + skip,
             (self.stride, dtype.itemsize),
         )

@@ -1,14 +1,15 @@
 """Sending bursts on one UDP socket: one system call a burst, with fallbacks that are found at run time.
 
-Theory of operation. A *template* is a block of memory that holds everything a sendmsg needs for one (address, class,
-segment): msghdr, iovec, sockaddr and control messages, so a burst only patches the iovec. Three ways exist, tried in
-this order and left for good when the kernel refuses one:
+Theory of operation. A *template* is a block of memory that holds everything a sendmsg needs for one (address,
+class, segment): msghdr, iovec, sockaddr and control messages, so a burst only patches the iovec. Three ways
+exist, tried in this order and left for good when the kernel refuses one:
 
     GSO       one sendmsg with UDP_SEGMENT: the kernel (or the NIC) cuts the burst into datagrams
     SENDMMSG  one sendmmsg of as many msghdrs as there are datagrams
     SENDTO    one sendmsg a datagram, in a Python loop: only where sendmmsg is missing
 
-A GSO probe that passes proves little: a device without checksum offload refuses with EIO at the first real burst.
+A GSO probe that passes proves little: a device without checksum offload refuses with EIO at the first real
+burst.
 """
 
 from __future__ import annotations
@@ -32,18 +33,34 @@ logger = logging.getLogger(__name__)
 MAX_SEGMENTS = 64
 """Datagrams a system call: UDP_MAX_SEGMENTS of kernels before 6.9, and the rows of our sendmmsg array."""
 MAX_TEMPLATES = 4096
-"""Templates kept (about 400 bytes each); beyond that, all are made anew. 128 peers x 4 classes x 8 sizes fit."""
+"""Templates kept (about 400 bytes each); beyond that, all are made anew. 128 peers x 4 classes x 8 sizes
+fit."""
 
 DSCP = (48, 34, 18, 8)
-"""DSCP of class 0 to 3: CS6 (network control: critical chunks and feedback), AF41, AF21, CS1 (lower effort, lost
-first where switches look). RFC 4594, RFC 8622. The ECN bits stay 0 (not ECT): nothing here answers to a CE mark yet."""
+"""DSCP of class 0 to 3: CS6 (network control: critical chunks and feedback), AF41, AF21, CS1 (lower effort,
+lost first where switches look). RFC 4594, RFC 8622. The ECN bits stay 0 (not ECT): nothing here answers to a
+CE mark yet."""
 
 GSO_REFUSED = frozenset({errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 MMSG_REFUSED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP})
 BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK})
-REFUSED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN,
-                     errno.EPROTO, errno.ENOPROTOOPT, errno.EACCES, errno.EPERM, errno.EMSGSIZE, errno.EADDRNOTAVAIL})
-"""What ICMP, routing or a packet filter may answer. None is fatal: the peer may not be up yet, or come back."""
+REFUSED = frozenset(
+    {
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETDOWN,
+        errno.EPROTO,
+        errno.ENOPROTOOPT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EMSGSIZE,
+        errno.EADDRNOTAVAIL,
+    }
+)
+"""What ICMP, routing or a packet filter may answer. None is fatal: the peer may not be up yet, or come
+back."""
 
 _NAME_AT, _CONTROL_AT, _TEMPLATE_BYTES = 80, 112, 160
 _MSGHDR = struct.Struct("=QIxxxxQQQQixxxx")
@@ -67,9 +84,11 @@ class Outcome(enum.Enum):
     NO_BUFFERS = "no buffers"
     """The device's queue is full (ENOBUFS): no event tells when it drains, so a timer must."""
     ERROR = "error"
-    """The kernel reported a refusal (ICMP, routing, filter), most often of an earlier burst; nothing was taken."""
+    """The kernel reported a refusal (ICMP, routing, filter), most often of an earlier burst; nothing was
+    taken."""
     HELD = "held"
-    """Part of it left, the rest was copied and goes first at the next ``flush``: for the caller, it was taken."""
+    """Part of it left, the rest was copied and goes first at the next ``flush``: for the caller, it was
+    taken."""
 
 
 class Template:
@@ -90,7 +109,8 @@ class Template:
 
 
 def encode_control(cls: int, segment: int, family: int) -> bytes:
-    """Control messages of a burst: the class's DSCP, and UDP_SEGMENT if ``segment`` is not 0 (48 bytes at most)."""
+    """Control messages of a burst: the class's DSCP, and UDP_SEGMENT if ``segment`` is not 0 (48 bytes at
+    most)."""
     tos = (DSCP[cls] << 2).to_bytes(4, "little")
     if family == socket.AF_INET6:
         control = libc.encode_cmsg(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, tos)
@@ -180,7 +200,10 @@ class Sender:
         if way < self.way:
             self.fallbacks += 1
             logger.warning(
-                "%s is refused here (%s): bursts now leave by %s", self.way.name, errno.errorcode.get(code, code), way.name
+                "%s is refused here (%s): bursts now leave by %s",
+                self.way.name,
+                errno.errorcode.get(code, code),
+                way.name,
             )
             self.way = way
             self._gso = False
@@ -203,7 +226,9 @@ class Sender:
             self._many = _Many()
         count = self._many.fill(template, pointer, nbytes, segment)
         taken = 0
-        while taken < count:  # the kernel reports an error only where it is a call's first datagram: so ask again
+        while (
+            taken < count
+        ):  # the kernel reports an error only where it is a call's first datagram: so ask again
             more = self._call_many(self._many.pointer + taken * libc.MMSGHDR_BYTES, count - taken)
             if more < 0:
                 break
@@ -228,7 +253,8 @@ class Sender:
         return count
 
     def _partly(self, burst: Burst, done: int, code: int) -> Outcome | None:
-        """A burst of which ``done`` bytes left: the rest is copied and goes first, so that nothing leaves twice."""
+        """A burst of which ``done`` bytes left: the rest is copied and goes first, so that nothing leaves
+        twice."""
         outcome = self._outcome(code, burst)
         if not done:
             return outcome
@@ -245,7 +271,9 @@ class Sender:
             return Outcome.ERROR
         if self._fd < 0:
             raise ClosedError("this UDP port is closed: nothing can be sent on it")
-        raise OSError(code, f"{errno.errorcode.get(code, code)} on sending {len(burst.data)} bytes to {burst.address}")
+        raise OSError(
+            code, f"{errno.errorcode.get(code, code)} on sending {len(burst.data)} bytes to {burst.address}"
+        )
 
 
 class _Many:
@@ -253,7 +281,9 @@ class _Many:
 
     def __init__(self) -> None:
         self._iovecs = libc.aligned(MAX_SEGMENTS * 16).view(np.uint64).reshape(MAX_SEGMENTS, 2)
-        self._headers = libc.aligned(MAX_SEGMENTS * libc.MMSGHDR_BYTES).view(np.uint64).reshape(MAX_SEGMENTS, 8)
+        self._headers = (
+            libc.aligned(MAX_SEGMENTS * libc.MMSGHDR_BYTES).view(np.uint64).reshape(MAX_SEGMENTS, 8)
+        )
         self.pointer = libc.address_of(self._headers.view(np.uint8).reshape(-1))
         rows = np.arange(MAX_SEGMENTS, dtype=np.uint64)
         iovecs = libc.address_of(self._iovecs.view(np.uint8).reshape(-1))
@@ -265,7 +295,9 @@ class _Many:
     def fill(self, template: Template, pointer: int, nbytes: int, segment: int) -> int:
         """Point the rows at the datagrams of a burst; the number of datagrams (at most 64)."""
         if nbytes > MAX_SEGMENTS * segment:
-            raise ConfigError(f"a part of {nbytes} bytes in datagrams of {segment} is more than {MAX_SEGMENTS} datagrams")
+            raise ConfigError(
+                f"a part of {nbytes} bytes in datagrams of {segment} is more than {MAX_SEGMENTS} datagrams"
+            )
         if template is not self._template:
             self._aim(template)
         count = -(-nbytes // segment)

@@ -1,0 +1,175 @@
+"""Receiving on UDP sockets: recvmmsg into one arena, coalesced and single datagrams on the same path.
+
+Theory of operation. All paths of a port share one arena of 64 slots, because a batch is handed over before
+the next call reuses it. With UDP_GRO on, a message of recvmmsg is either a *super-packet* (a UDP_GRO control
+message gives the size of its datagrams) or a single datagram. A super-packet becomes one slab with stride ==
+size; neighbours of one length become one slab with the slot's stride, whoever sent them. Runs are found with
+numpy over the whole batch, so nothing loops per datagram. Slabs, their ``source`` callables and every
+structure of the call exist once, one a slot.
+
+A control buffer holds, in the kernel's order: the receive timestamp (SO_TIMESTAMPNS, always), then UDP_GRO
+(super-packets only). Each slab's timestamp is read from its first message: 0.1 us, as the same row is read
+for UDP_GRO anyway.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from dblp.transport import libc
+from dblp.transport.port import Address, Slab
+
+SLOTS = 64
+"""Messages a recvmmsg at most: beyond it the cost of a call is a hundredth of a datagram's."""
+SLOT_BYTES = 65_536
+"""A slot takes the longest UDP payload, and so the longest super-packet. Slots are touched only when used."""
+SUPER_VLEN = 16
+"""Messages a call while super-packets come: 1 MiB, which stays in the L2 cache until it is added up."""
+SUPER_MIN_BYTES = 8_192
+"""Messages of this mean length or longer are taken for super-packets."""
+MAX_SOURCES = 4096
+"""Decoded addresses kept (about 200 bytes each); a flood from forged ports only empties the table."""
+
+_NAME_STRIDE = 32
+_CONTROL_STRIDE = 64
+_STAMP_BYTES = 32
+"""A timestamp's control message: header and struct timespec. More than that means UDP_GRO follows."""
+_RESULT = struct.Struct("=Qixxxxixxxx").unpack_from
+_RESULT_AT = libc.WORD_CONTROLLEN * 8
+_CONTROLLEN = struct.Struct("=Q").pack_into
+_STAMP = struct.Struct("=16xqq").unpack_from
+_STAMP_GRO = struct.Struct("=16xqq16xi").unpack_from
+
+
+class Receiver:
+    """The arena and the recvmmsg structures of one port. ``limit``: longest datagram that is handed over."""
+
+    def __init__(self, family: int, calls: libc.Calls, limit: int) -> None:
+        self._recvmmsg = calls.recvmmsg
+        self._limit = limit
+        self.arena = libc.aligned(SLOTS * SLOT_BYTES)
+        self._names = libc.aligned(SLOTS * _NAME_STRIDE)
+        self._controls = libc.aligned(SLOTS * _CONTROL_STRIDE)
+        self._words = libc.aligned(SLOTS * libc.MMSGHDR_BYTES).view(np.uint64).reshape(SLOTS, 8)
+        self._iovecs = libc.aligned(SLOTS * 16).view(np.uint64).reshape(SLOTS, 2)
+        self._lay_out(libc.SOCKADDR_BYTES[socket.AddressFamily(family)])
+        self._headers = self._words.reshape(-1).view(np.uint8).data
+        self._control_bytes = self._controls.data
+        self._pointer = libc.address_of(self._words)
+        self._lengths = self._words[:, libc.WORD_LEN]
+        self._controllens = self._words[:, libc.WORD_CONTROLLEN]
+        self._vlen = SLOTS
+        self._known: dict[bytes, Address] = {}
+        self._slabs = [self._slab(slot) for slot in range(SLOTS)]
+        self._shared = [self._source_in_super(slot) for slot in range(SLOTS)]
+        self._apart = [self._source_in_run(slot) for slot in range(SLOTS)]
+        self.datagrams = 0
+        self.bytes = 0
+        self.syscalls = 0
+        self.dropped_length = 0
+
+    def _lay_out(self, name_bytes: int) -> None:
+        rows = np.arange(SLOTS, dtype=np.uint64)
+        self._iovecs[:, 0] = libc.address_of(self.arena) + rows * np.uint64(SLOT_BYTES)
+        self._iovecs[:, 1] = SLOT_BYTES
+        words = self._words
+        words[:, libc.WORD_NAME] = libc.address_of(self._names) + rows * np.uint64(_NAME_STRIDE)
+        words[:, libc.WORD_NAMELEN] = name_bytes
+        words[:, libc.WORD_IOV] = libc.address_of(self._iovecs) + rows * np.uint64(16)
+        words[:, libc.WORD_IOVLEN] = 1
+        words[:, libc.WORD_CONTROL] = libc.address_of(self._controls) + rows * np.uint64(_CONTROL_STRIDE)
+        words[:, libc.WORD_CONTROLLEN] = _CONTROL_STRIDE
+
+    def receive(self, fd: int, path: int, clock_offset: float) -> tuple[list[Slab], bool] | None:
+        """One recvmmsg: its slabs, and whether the queue may hold more. None on an error
+        (``ctypes.get_errno()``).
+
+        ``clock_offset``: CLOCK_REALTIME less the loop's clock, seconds.
+        """
+        vlen = self._vlen
+        self.syscalls += 1
+        count = self._recvmmsg(fd, self._pointer, vlen, libc.MSG_DONTWAIT, None)
+        if count == 1:
+            slabs = self._one(path, clock_offset)
+        elif count > 0:
+            slabs = self._several(count, path, clock_offset)
+        else:
+            return None
+        return slabs, count == vlen
+
+    def _one(self, path: int, clock_offset: float) -> list[Slab]:
+        control, _, length = _RESULT(self._headers, _RESULT_AT)
+        _CONTROLLEN(self._headers, _RESULT_AT, _CONTROL_STRIDE)
+        slabs: list[Slab] = []
+        self._fill(slabs, 0, 1, length, control > _STAMP_BYTES, path, clock_offset)
+        return slabs
+
+    def _several(self, count: int, path: int, clock_offset: float) -> list[Slab]:
+        lengths = self._lengths[:count]
+        coalesced = self._controllens[:count] > _STAMP_BYTES
+        self._controllens[:count] = _CONTROL_STRIDE
+        edge = lengths[1:] != lengths[:-1]
+        edge |= coalesced[1:] | coalesced[:-1]
+        starts = [0, *(np.flatnonzero(edge) + 1).tolist()]
+        slabs: list[Slab] = []
+        each, kinds = lengths.tolist(), coalesced.tolist()
+        for start, stop in zip(starts, [*starts[1:], count], strict=True):
+            self._fill(slabs, start, stop - start, each[start], kinds[start], path, clock_offset)
+        self._vlen = SUPER_VLEN if sum(each) >= SUPER_MIN_BYTES * count else SLOTS
+        return slabs
+
+    def _fill(
+        self,
+        slabs: list[Slab],
+        slot: int,
+        count: int,
+        length: int,
+        coalesced: bool,
+        path: int,
+        clock_offset: float,
+    ) -> None:
+        """Append the slab of a super-packet or of a run of single datagrams, or drop and count it."""
+        size, source = length, self._apart[slot]
+        slab = self._slabs[slot]
+        if coalesced:
+            seconds, nanoseconds, size = _STAMP_GRO(self._control_bytes, slot * _CONTROL_STRIDE)
+            source = self._shared[slot]
+            count = -(-length // size)
+        else:
+            seconds, nanoseconds = _STAMP(self._control_bytes, slot * _CONTROL_STRIDE)
+        if not 0 < size <= self._limit:
+            self.dropped_length += count
+            return
+        slab.size, slab.count, slab.path, slab.source = size, count, path, source
+        if coalesced:
+            slab.stride, slab.last = size, length - (count - 1) * size
+            self.bytes += length
+        else:
+            slab.stride, slab.last = SLOT_BYTES, size
+            self.bytes += length * count
+        slab.received_at = seconds - clock_offset + nanoseconds * 1e-9
+        self.datagrams += count
+        slabs.append(slab)
+
+    def _slab(self, slot: int) -> Slab:
+        source = self._source_in_run(slot)
+        return Slab(self.arena, slot * SLOT_BYTES, SLOT_BYTES, 0, 0, 0, 0, 0.0, source)
+
+    def _source_in_super(self, slot: int) -> Callable[[int], Address]:
+        return lambda index: self._address(slot)
+
+    def _source_in_run(self, slot: int) -> Callable[[int], Address]:
+        return lambda index: self._address(slot + index)
+
+    def _address(self, slot: int) -> Address:
+        raw = self._names[slot * _NAME_STRIDE : (slot + 1) * _NAME_STRIDE].tobytes()
+        address = self._known.get(raw)
+        if address is None:
+            if len(self._known) >= MAX_SOURCES:
+                self._known.clear()
+            address = self._known[raw] = libc.decode_sockaddr(raw)
+        return address
