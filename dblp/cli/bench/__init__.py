@@ -1,0 +1,1 @@
+"""``dblp bench``: measure dblp against other transports, in one run."""

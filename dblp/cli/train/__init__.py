@@ -1,0 +1,1 @@
+"""``dblp train``: train a model over several transports with the same seeds, and compare."""

@@ -1,0 +1,92 @@
+"""The picture of ``dblp train``: how the arms learn, and how long their rounds take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dblp.cli.train.outcome import Floats, Outcome
+from dblp.cli.train.plan import BOUNDED, EXACT, GLOO
+from dblp.errors import LocalError
+
+_COLOURS = {GLOO: "#777777", EXACT: "#0072B2", BOUNDED: "#D55E00"}
+"""Okabe and Ito's palette: told apart with any kind of colour vision."""
+_STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+}
+
+
+def draw(outcomes: Sequence[Outcome], path: Path, *, subtitle: str) -> None:
+    """Draw training loss, test accuracy and the all-reduce times; raises LocalError if it cannot write."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display is needed, none is looked for
+    from matplotlib import pyplot
+
+    with pyplot.style.context(_STYLE):
+        figure, (loss, accuracy, times) = pyplot.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
+        _draw_curves(loss, outcomes)
+        _draw_accuracy(accuracy, outcomes)
+        _draw_times(times, outcomes)
+        figure.suptitle(subtitle, fontsize=9.5, color="#555555", x=0.01, ha="left")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=150)
+        except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
+            raise LocalError(f"--figure {path}: cannot be written: {error}") from None
+        finally:
+            pyplot.close(figure)
+
+
+def _draw_curves(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    for arm, of_arm in _by_arm(outcomes):
+        _draw_band(axes, arm, np.stack([outcome.losses for outcome in of_arm]))
+    axes.set(title="Training loss", xlabel="epoch", yscale="log")
+    axes.legend()
+
+
+def _draw_accuracy(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    for arm, of_arm in _by_arm(outcomes):
+        _draw_band(axes, arm, 100 * np.stack([outcome.accuracies for outcome in of_arm]))
+    lowest = min(float(outcome.accuracies[len(outcome.accuracies) // 4 :].min()) for outcome in outcomes)
+    axes.set(title="Test accuracy (%)", xlabel="epoch", ylim=(max(0.0, 100 * lowest - 2), 100))
+
+
+def _draw_band(axes: Any, arm: str, values: Floats) -> None:
+    """The mean over seeds (seeds, epochs) as a line, the range between them as a band."""
+    epochs = np.arange(1, values.shape[1] + 1)
+    marker = "o" if len(epochs) == 1 else None
+    axes.plot(epochs, values.mean(axis=0), color=_COLOURS[arm], label=arm, linewidth=1.8, marker=marker)
+    if len(values) > 1:
+        axes.fill_between(
+            epochs, values.min(axis=0), values.max(axis=0), color=_COLOURS[arm], alpha=0.15, linewidth=0
+        )
+
+
+def _draw_times(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    """The share of the rounds that took longer than a time: a log axis each way shows the tail."""
+    for arm, of_arm in _by_arm(outcomes):
+        times = np.sort(np.concatenate([outcome.allreduce_s for outcome in of_arm])) * 1e3
+        slower = 1 - np.arange(len(times)) / len(times)
+        axes.step(times, 100 * slower, color=_COLOURS[arm], label=arm, linewidth=1.8, where="post")
+    axes.set(
+        title="All-reduce: share of rounds slower than t (%)", xlabel="t (ms)", xscale="log", yscale="log"
+    )
+    axes.set_ylim(None, 130)
+
+
+def _by_arm(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
+    for arm in dict.fromkeys(outcome.arm for outcome in outcomes):
+        yield arm, [outcome for outcome in outcomes if outcome.arm == arm]

@@ -1,0 +1,76 @@
+"""The table at the end of ``dblp train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from dblp.cli.train.outcome import Outcome
+from dblp.cli.train.plan import BOUNDED, EXACT
+from dblp.units import format_seconds
+
+
+def summary_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row an arm; means over its seeds; all-reduce percentiles over the rounds of all seeds."""
+    seeds = sorted({outcome.seed for outcome in outcomes})
+    table = Table(
+        padding=(0, 1, 0, 0),
+        caption="mean of seeds " + ", ".join(map(str, seeds)) if len(seeds) > 1 else None,
+    )
+    table.add_column("\narm", style="bold", no_wrap=True)
+    headings = (
+        "test\naccuracy",
+        "\ntime",
+        "all-reduce\np50 / p99",
+        "network\nloss",
+        "gradient\nmissing",
+        "retrans-\nmitted",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for arm in dict.fromkeys(outcome.arm for outcome in outcomes):
+        table.add_row(arm, *_cells([outcome for outcome in outcomes if outcome.arm == arm]))
+    return table
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str | None:
+    """How far the bounded arm's accuracy lies from the exact arm's; None if one of them did not run."""
+    accuracy = {
+        arm: _mean([outcome.test_accuracy for outcome in outcomes if outcome.arm == arm])
+        for arm in (EXACT, BOUNDED)
+    }
+    exact, bounded = accuracy[EXACT], accuracy[BOUNDED]
+    if exact is None or bounded is None:
+        return None
+    count = len({outcome.seed for outcome in outcomes})
+    points = f"{(bounded - exact) * 100:+.2f} points of test accuracy"
+    return f"{BOUNDED} - {EXACT}: {points} ({count} seed{'s' * (count > 1)})"
+
+
+def _cells(outcomes: Sequence[Outcome]) -> list[str]:
+    times = np.concatenate([outcome.allreduce_s for outcome in outcomes])
+    accuracy = _mean([outcome.test_accuracy for outcome in outcomes])
+    wall_s = _mean([outcome.wall_s for outcome in outcomes])
+    return [
+        _share(accuracy),
+        "-" if wall_s is None else f"{wall_s:.1f} s",
+        " / ".join(format_seconds(float(np.percentile(times, level))) for level in (50, 99)),
+        _share(_mean_of(outcomes, lambda outcome: outcome.network_loss)),
+        _share(_mean_of(outcomes, lambda outcome: outcome.missing_share)),
+        _share(_mean_of(outcomes, lambda outcome: outcome.retransmitted_share)),
+    ]
+
+
+def _mean_of(outcomes: Sequence[Outcome], of: Callable[[Outcome], float | None]) -> float | None:
+    return _mean([value for outcome in outcomes if (value := of(outcome)) is not None])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.2f} %"
