@@ -1,0 +1,502 @@
+"""The sans-IO core of an endpoint: peers, rounds and messages, told the time, never reading a clock or a socket.
+
+Four verbs: ``receive_burst(batch, now=)``, ``bursts_to_send(now=)``, ``next_timeout()`` with ``on_timer(now=)``, ``events()``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from dblp.errors import ClosedError, DblpError, DeadlineError, MismatchError, PeerError
+from dblp.transport import wire
+from dblp.transport.burst import BurstBuffer
+from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
+from dblp.transport.handshake import Handshake, Identity, Reply
+from dblp.transport.incoming import Incoming
+from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
+from dblp.transport.outgoing import Outgoing
+from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
+from dblp.transport.receiver import Drop, PeerReceiver
+from dblp.transport.rounds import Round, RoundBook
+from dblp.transport.sender import Control, PeerSender
+from dblp.transport.wire import Type
+
+CREDIT_SHARE = 0.8
+"""Share of the kernel's receive buffer that is granted: the rest takes control, retransmissions and what was granted before the
+number of senders rose."""
+_HANDSHAKE = (Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE)
+_TYPES = frozenset(int(type_) for type_ in Type)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A message ended: call ``callback(outcome)``."""
+
+    callback: Callable[[Any], None]
+    outcome: Sent | Received | Exception
+
+
+class Core:
+    """All of one rank's protocol state. Not thread-safe; one event loop owns it."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        session: int,
+        generation: int,
+        config: TransportConfig,
+        facts: PortFacts,
+        datagram_bytes: int,
+        peers: Sequence[Sequence[Address]],
+        rng: np.random.Generator,
+        now: float,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.session = session
+        self.config = config
+        self.max_chunk_bytes = (datagram_bytes - HEADER_BYTES) // CHUNK_ALIGN_BYTES * CHUNK_ALIGN_BYTES
+        self.drops: Counter[Drop] = Counter()
+        self.rounds = RoundBook()
+        self.failed: Exception | None = None
+        self.gone: set[int] = set()
+        self._credit_bytes = max(int(facts.receive_buffer_bytes * CREDIT_SHARE), 4096)
+        self._events: list[Completed] = []
+        self._early_opens: dict[int, list[tuple[int, wire.Open]]] = {}
+        self._posted: dict[int, list[tuple[int, Incoming]]] = {}
+        self._replies: list[Reply] = []
+        self._buffer = BurstBuffer()
+        self._turn = 0
+        window = max(self._credit_bytes // max(1, world_size - 1), 4096)
+        identity = Identity(
+            rank=rank, world_size=world_size, generation=generation, paths=config.paths, datagram_bytes=datagram_bytes,
+            window_bytes=window,
+        )  # fmt: skip
+        nonces = [rng.bytes(8) for _ in range(rank * config.paths)]
+        self.handshake = Handshake(identity, peers, secret=rng.bytes(32), nonces=nonces, now=now)
+        self.senders: dict[int, PeerSender] = {}
+        self.receivers: dict[int, PeerReceiver] = {}
+        for peer in range(world_size):
+            if peer != rank:
+                self.senders[peer] = PeerSender(
+                    rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
+                    buffer=self._buffer, watermark=self.rounds.watermark,
+                )  # fmt: skip
+                self.receivers[peer] = PeerReceiver(
+                    paths=config.paths, config=config, drops=self.drops, round_over=self.rounds.over
+                )
+        self._order = list(self.senders)
+
+    # --- what the collectives ask for
+
+    def begin_round(self, key: int, signature: bytes, describe: Callable[[bytes], str]) -> RoundCounters:
+        """See ``interface.EndpointLike.begin_round``."""
+        self._check_alive()
+        round_ = self.rounds.begin(key, signature, describe)
+        self._posted[key] = []
+        for peer, opened in self._early_opens.pop(key, ()):
+            self._compare(round_, peer, opened)
+        return round_.counters
+
+    def end_round(self, key: int) -> None:
+        """See ``interface.EndpointLike.end_round``."""
+        self.rounds.end(key)
+        self._early_opens.pop(key, None)
+        for peer, message in self._posted.pop(key, ()):
+            if not message.closed:
+                message.on_done = None
+                self.receivers[peer].forget(message)
+        for receiver in self.receivers.values():
+            for message in [m for m in receiver.messages.values() if round_of(m.id) == key]:
+                receiver.forget(message)
+        for sender in self.senders.values():
+            if sender.messages:
+                sender.drop_round(key)
+
+    def send(
+        self,
+        peer: int,
+        message: int,
+        data: Bytes,
+        spec: MessageSpec,
+        *,
+        offered: bool = True,
+        energy: float = 0.0,
+    ) -> Outgoing:
+        """See ``interface.EndpointLike.send``; the outcome comes through ``Outgoing.on_done``."""
+        self._check_alive()
+        round_ = self.rounds.active[round_of(message)]
+        return self.senders[peer].send(message, spec, data, round_.signature, energy, offered=offered)
+
+    def receive(
+        self,
+        peer: int,
+        message_id: int,
+        spec: MessageSpec,
+        sink: Sink,
+        *,
+        on_chunks: OnChunks | None,
+        window: int,
+        now: float,
+        on_done: Callable[[Any], None],
+    ) -> Incoming:
+        """See ``interface.EndpointLike.receive``; the outcome comes through ``Incoming.on_done``, as an event."""
+        self._check_alive()
+        receiver = self.receivers[peer]
+        message = receiver.messages.get(message_id)
+        if message is None:
+            message = receiver.messages[message_id] = Incoming(message_id, now)
+        message.on_done = on_done
+        limit = min(window, spec.chunks) if window else spec.chunks
+        message.post(spec, sink, on_chunks, limit)
+        message.last_useful = now
+        self._posted[round_of(message_id)].append((peer, message))
+        if message.opened is not None:
+            self._compare_spec(peer, message)
+        if message.early:
+            receiver.early_bytes -= message.replay_early()
+        if not message.closed:
+            receiver.check(message, now)
+        if receiver.completed:
+            self._after_receive(now)
+        if not message.closed and spec.nbytes > self.config.early_bytes // 16:
+            self._grant(peer, now, message)
+        return message
+
+    def release(self, peer: int, message: Incoming, limit: int, now: float) -> None:
+        """Raise a windowed receive's limit; told to the peer when half a window has opened."""
+        assert message.spec is not None
+        limit = min(limit, message.spec.chunks)
+        if message.closed or limit <= message.grant_limit:
+            return
+        message.grant_limit = limit
+        path = self.receivers[peer].paths[0]
+        path.due_at = min(path.due_at, now)
+
+    def ping(self, peers: Sequence[int]) -> None:
+        """Ask for signs of life."""
+        for peer in peers:
+            if peer in self.senders:
+                self.senders[peer].queue_control(Control(Type.PING, 0))
+
+    def fail(self, error: Exception, *, tell: bool) -> None:
+        """Poison: every pending message ends with ``error``; peers are told if ``tell``."""
+        if self.failed is not None:
+            return
+        self.failed = error
+        for peer, sender in self.senders.items():
+            sender.fail(error)
+            if tell and peer not in self.gone:
+                sender.queue_control(Control(Type.ABORT, 0, _encode_abort(error)))
+        for receiver in self.receivers.values():
+            for message in list(receiver.messages.values()):
+                receiver.forget(message)
+                self._finish(message, error)
+
+    def say_goodbye(self) -> None:
+        """Queue CLOSE for all peers."""
+        for peer, sender in self.senders.items():
+            if peer not in self.gone:
+                sender.queue_control(Control(Type.CLOSE, 0))
+
+    def _check_alive(self) -> None:
+        if self.failed is not None:
+            raise ClosedError(f"this group failed earlier and cannot be used: {self.failed}") from self.failed
+
+    # --- verbs
+
+    def receive_burst(self, batch: Sequence[Slab], *, now: float) -> None:
+        """Take received datagrams."""
+        for slab in batch:
+            at = 0
+            while at < slab.count:
+                at += self._on_group(slab, at, now)
+        self._after_receive(now)
+
+    def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst]:
+        """Bursts that may leave now, at most ``most``, peers in turn. Each is valid until the next is asked for."""
+        for reply in self._take_replies():
+            yield self._reply_burst(reply, now)
+        self._queue_feedback(now)
+        idle = 0
+        while most > 0 and idle < len(self._order):
+            sender = self.senders[self._order[self._turn]]
+            self._turn = (self._turn + 1) % len(self._order)
+            burst = sender.next_burst(now) if sender.has_work() else None
+            if burst is None:
+                idle += 1
+                continue
+            idle = 0
+            most -= 1
+            yield burst
+        for sender in self.senders.values():
+            sender.arm_if_blocked(now)
+
+    def may_send(self, now: float) -> bool:
+        """Something is left that ``bursts_to_send`` would yield at once."""
+        return any(sender.could_send(now) for sender in self.senders.values())
+
+    def next_timeout(self) -> float:
+        """When ``on_timer`` has something to do."""
+        at = self.handshake.next_timeout()
+        for peer in self._order:
+            at = min(at, self.senders[peer].next_timeout(), self.receivers[peer].next_timeout())
+        return at
+
+    def on_timer(self, *, now: float) -> None:
+        """Timeouts, stop rules, retransmissions and feedback that are due."""
+        self._replies += self.handshake.hellos(now)
+        for peer in self._order:
+            self.senders[peer].on_timer(now)
+            self.receivers[peer].on_timer(now)
+        self._after_receive(now)
+
+    def events(self) -> list[Completed]:
+        """What has completed since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def idle(self) -> bool:
+        """Everything that must arrive has been acknowledged."""
+        return not self._replies and all(
+            sender.idle() for peer, sender in self.senders.items() if peer not in self.gone
+        )
+
+    # --- receiving
+
+    def _on_group(self, slab: Slab, at: int, now: float) -> int:
+        """Handle datagram ``at`` of a slab and as many that follow as belong to it; returns how many."""
+        size = slab.last if at == slab.count - 1 else slab.size
+        if size < HEADER_BYTES:
+            self.drops[Drop.SHORT] += 1
+            return 1
+        header = wire.decode_header_from(slab.arena, slab.offset + at * slab.stride)
+        if header[7] != self.session:
+            self.drops[Drop.SESSION] += 1
+            return 1
+        if header[0] != wire.VERSION:
+            self.drops[Drop.VERSION] += 1
+            self._replies += self.handshake.on_other_version(
+                header[0], header[1], header[6], header[3], slab.source(at)
+            )
+            return 1
+        receiver = self.receivers.get(header[6])
+        if receiver is None:
+            self.drops[Drop.RANK] += 1
+            return 1
+        if header[15] != size - HEADER_BYTES:
+            self.drops[Drop.LENGTH] += 1
+            return 1
+        type_ = header[1]
+        if type_ in _HANDSHAKE:
+            self._on_handshake(slab, at, size)
+            return 1
+        if (header[6], header[3]) not in self.handshake.proved:
+            self.drops[Drop.NOT_CONNECTED] += 1
+            return 1
+        if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] > 3:
+            self.drops[Drop.TYPE] += 1
+            return 1
+        receiver.heard_at = now
+        if header[12]:
+            receiver.on_watermark(header[8] >> 48, header[12])
+        if type_ == Type.DATA:
+            return receiver.on_data(slab, at, slab.count - at, header, now)
+        self._on_control(receiver, slab, at, size, header, now)
+        return 1
+
+    def _on_handshake(self, slab: Slab, at: int, size: int) -> None:
+        datagram = slab.datagram(at)
+        header = wire.decode_header(datagram)
+        before = self.handshake.bad_cookies
+        self._replies += self.handshake.on_datagram(header, datagram[HEADER_BYTES:], slab.source(at), 0.0)
+        self.drops[Drop.COOKIE] += self.handshake.bad_cookies - before
+        key = (header.rank, header.path)
+        if key in self.handshake.addresses:
+            path = self.senders[header.rank].paths[header.path]
+            path.address = self.handshake.addresses.pop(key)
+            path.window_bytes = self.handshake.windows[header.rank]
+
+    def _on_control(
+        self, receiver: PeerReceiver, slab: Slab, at: int, size: int, header: tuple[int, ...], now: float
+    ) -> None:
+        start = slab.offset + at * slab.stride + HEADER_BYTES
+        payload = slab.arena[start : start + size - HEADER_BYTES].tobytes()
+        peer, type_ = header[6], header[1]
+        if type_ == Type.FEEDBACK:
+            feedback = wire.decode_feedback(payload)
+            if feedback is None:
+                self.drops[Drop.PAYLOAD] += 1
+            else:
+                self.senders[peer].on_feedback(header[3], feedback, slab.received_at, now)
+            return
+        if not receiver.on_control(slab, header, payload, now):
+            return
+        if type_ == Type.OPEN:
+            self._on_open(peer, receiver, header[8])
+        elif type_ == Type.FINAL:
+            final = wire.decode_final(payload)
+            if final is not None:
+                self.senders[peer].on_final(header[8], final)
+        elif type_ == Type.ABORT:
+            self._on_abort(peer, payload)
+        elif type_ == Type.CLOSE:
+            self._on_close(peer)
+
+    def _on_open(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
+        message = receiver.messages.get(message_id)
+        opened = message.opened if message is not None else None
+        if opened is None:
+            return
+        key = round_of(message_id)
+        round_ = self.rounds.active.get(key)
+        if round_ is None:
+            if not any(known_peer == peer for known_peer, _ in self._early_opens.setdefault(key, [])):
+                self._early_opens[key].append((peer, opened))
+            return
+        self._compare(round_, peer, opened)
+        if message is not None and message.posted and not message.closed:
+            self._compare_spec(peer, message)
+
+    def _on_abort(self, peer: int, payload: bytes) -> None:
+        self.gone.add(peer)
+        self.fail(_decode_abort(peer, payload), tell=False)
+
+    def _on_close(self, peer: int) -> None:
+        """The peer leaves: what we wait for from it will not come; what we still repeat to it is pointless."""
+        self.gone.add(peer)
+        sender, receiver = self.senders[peer], self.receivers[peer]
+        sender.control.clear()
+        error = PeerError(
+            f"rank {peer} closed its group while rank {self.rank} was still in a round with it", [peer]
+        )
+        waiting = [m for m in receiver.messages.values() if m.posted]
+        if waiting or sender.messages:
+            self.fail(error, tell=True)
+
+    # --- mismatches
+
+    def _compare(self, round_: Round, peer: int, opened: wire.Open) -> None:
+        if opened.signature == round_.signature:
+            return
+        mine = round_.describe(round_.signature)
+        try:
+            theirs = round_.describe(opened.signature)
+        except Exception:  # a peer's bytes may be anything
+            theirs = "something that this version cannot read"
+        number = round_.key & 0xFFFFFFFF
+        self.fail(
+            MismatchError(
+                f"round {number}: rank {self.rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
+                "group must call the same collectives in the same order with the same sizes, dtypes and operations",
+                [self.rank, peer],
+            ),
+            tell=True,
+        )
+
+    def _compare_spec(self, peer: int, message: Incoming) -> None:
+        assert message.opened is not None and message.spec is not None
+        theirs, mine = message.opened.spec, message.spec
+        if theirs != mine:
+            what = (
+                f"{theirs.nbytes} bytes where rank {self.rank} expects {mine.nbytes}"
+                if theirs.nbytes != mine.nbytes
+                else f"a message as {theirs} where rank {self.rank} expects {mine}"
+            )
+            self.fail(MismatchError(f"rank {peer} sends {what}", [self.rank, peer]), tell=True)
+
+    # --- completion and feedback
+
+    def _after_receive(self, now: float) -> None:
+        for peer, receiver in self.receivers.items():
+            if receiver.completed:
+                completed, receiver.completed = receiver.completed, []
+                for message in completed:
+                    self._send_final(peer, receiver, message.id)
+                    self._finish(message, message.outcome())
+            if receiver.late:
+                late, receiver.late = receiver.late, set()
+                for message_id in late:
+                    self._repeat_final(peer, receiver, message_id)
+
+    def _finish(self, message: Incoming, outcome: Received | Exception) -> None:
+        if message.on_done is not None:
+            self._events.append(Completed(message.on_done, outcome))
+            message.on_done = None
+
+    def _send_final(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
+        sender = self.senders[peer]
+        finals = [
+            Control(Type.FINAL, message_id, wire.encode_final(part))
+            for part in receiver.tombstones[message_id]
+        ]
+        for control in finals:
+            sender.queue_control(control)
+
+    def _repeat_final(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
+        """Something came for a message that is over: the peer may not have had our FINAL."""
+        if message_id in receiver.tombstones and not self.senders[peer].final_pending(message_id):
+            self._send_final(peer, receiver, message_id)
+
+    def _window_bytes(self) -> int:
+        """Credit of one peer: the buffer's share among the peers that are sending or are awaited."""
+        active = sum(1 for receiver in self.receivers.values() if receiver.messages)
+        return max(self._credit_bytes // max(1, active), 4096)
+
+    def _queue_feedback(self, now: float) -> None:
+        window = self._window_bytes()
+        for peer, receiver in self.receivers.items():
+            for index, path in enumerate(receiver.paths):
+                if receiver.feedback_due(path, window, now):
+                    grants = self._grants(receiver)
+                    payload = receiver.take_feedback(path, window, grants, now)
+                    control = Control(Type.FEEDBACK, 0, payload, path=index)
+                    self.senders[peer].queue_control(control)
+
+    def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
+        grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]
+        return tuple(grants[: wire.MAX_GRANTS])
+
+    def _grant(self, peer: int, now: float, message: Incoming) -> None:
+        """Tell the peer at once that a receive was posted."""
+        path = self.receivers[peer].paths[0]
+        path.due_at = min(path.due_at, now)
+
+    # --- handshake datagrams
+
+    def _take_replies(self) -> list[Reply]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _reply_burst(self, reply: Reply, now: float) -> Burst:
+        header = wire.Header(
+            wire.VERSION, reply.type, 0, reply.path, 1, 0, self.rank, self.session, 0, 0, 0, wire.clock_us(now), 0, 0, 0,
+            len(reply.payload),
+        )  # fmt: skip
+        nbytes = self._buffer.fill_control(wire.header_row(header), reply.payload)
+        return Burst(self._buffer.data[:nbytes], nbytes, reply.path, 0, reply.address)
+
+
+def _encode_abort(error: Exception) -> bytes:
+    code = error.code if isinstance(error, DblpError) else "dblp"
+    ranks = list(getattr(error, "ranks", ()))[:64]
+    packed: bytes = msgpack.packb({"code": code, "text": str(error)[:300], "ranks": ranks})
+    return packed
+
+
+def _decode_abort(peer: int, payload: bytes) -> DblpError:
+    try:
+        body = msgpack.unpackb(payload)
+        code, text, ranks = str(body["code"]), str(body["text"]), [int(rank) for rank in body["ranks"]]
+    except Exception:  # msgpack raises many kinds on garbage
+        code, text, ranks = "dblp", "it did not say why", []
+    kind = {"deadline": DeadlineError, "mismatch": MismatchError}.get(code, PeerError)
+    return kind(f"rank {peer} gave up: {text}", ranks or [peer])

@@ -1,0 +1,338 @@
+"""The asyncio shell of the core: moves bursts between core and port, keeps one timer, resolves futures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from dblp.errors import DeadlineError
+from dblp.transport.config import TransportConfig
+from dblp.transport.core import Core
+from dblp.transport.incoming import Incoming
+from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink
+from dblp.transport.outgoing import Outgoing
+from dblp.transport.port import Address, Burst, Bytes, Port, Slab
+
+BURSTS_A_TURN = 16
+"""Bursts sent before the loop looks at its sockets again: about 0.3 ms of work."""
+CLOSE_REPEATS = 3
+"""CLOSE is not acknowledged: it is said this often, ``CLOSE_GAP_S`` apart."""
+CLOSE_GAP_S = 2e-3
+
+
+class SendHandle:
+    """An outgoing message (``interface.Sending``)."""
+
+    __slots__ = ("_endpoint", "_out", "done", "offer")
+
+    def __init__(self, endpoint: Endpoint, out: Outgoing, done: asyncio.Future[Sent]) -> None:
+        self._endpoint = endpoint
+        self._out = out
+        self.done = done
+        self.offer = out.offer
+
+    def detach(self) -> bool:
+        """See ``interface.Sending.detach``."""
+        return self._out.detach()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Chunks sent first and sent again so far."""
+        return self._out.chunks_sent, self._out.chunks_resent
+
+
+class ReceiveHandle:
+    """An incoming message (``interface.Receiving``)."""
+
+    __slots__ = ("_endpoint", "_message", "_peer", "done")
+
+    def __init__(
+        self, endpoint: Endpoint, peer: int, message: Incoming, done: asyncio.Future[Received]
+    ) -> None:
+        self._endpoint = endpoint
+        self._peer = peer
+        self._message = message
+        self.done = done
+
+    def release(self, limit: int) -> None:
+        """See ``interface.Receiving.release``."""
+        self._endpoint._release(self._peer, self._message, limit)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Chunks received and chunks in the message."""
+        return self._message.got, len(self._message.have)
+
+
+class Endpoint:
+    """One rank's transport to its peers (``interface.EndpointLike``). Everything runs on one event loop."""
+
+    def __init__(self, port: Port, core: Core, config: TransportConfig) -> None:
+        self.port = port
+        self.core = core
+        self.config = config
+        self.rank = core.rank
+        self.world_size = core.world_size
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._soon = False
+        self._busy = False
+        self._unsent: Burst | None = None
+        self._closed = False
+        self._connected: asyncio.Future[None] | None = None
+        self._started = self._loop.time()
+
+    @classmethod
+    async def connect(
+        cls,
+        port: Port,
+        *,
+        rank: int,
+        world_size: int,
+        config: TransportConfig,
+        session: int,
+        peers: Sequence[Sequence[Address]],
+        generation: int = 0,
+        datagram_bytes: int | None = None,
+    ) -> Endpoint:
+        """Open ``port`` and shake hands with every peer on every path.
+
+        ``peers[rank][path]`` are the addresses; ``datagram_bytes`` is what the group agreed on (default: the configured
+        size or the port's limit, whichever is less). Raises HandshakeError, VersionError, or DeadlineError that
+        lists the ranks that did not answer; the port is closed then.
+        """
+        loop = asyncio.get_running_loop()
+        agreed = min(datagram_bytes or config.datagram_bytes, port.facts.max_datagram_bytes)
+        rng = np.random.default_rng([config.seed, session & 0xFFFFFFFF, session >> 32, rank])
+        core = Core(
+            rank=rank, world_size=world_size, session=session, generation=generation, config=config, facts=port.facts,
+            datagram_bytes=agreed, peers=peers, rng=rng, now=loop.time(),
+        )  # fmt: skip
+        endpoint = cls(port, core, config)
+        port.open(endpoint._on_batch, endpoint._on_writable)
+        try:
+            await endpoint._shake_hands(peers)
+        except BaseException:
+            endpoint._shut()
+            raise
+        return endpoint
+
+    async def _shake_hands(self, peers: Sequence[Sequence[Address]]) -> None:
+        if self.world_size == 1:
+            return
+        self._connected = self._loop.create_future()
+        self._pump_soon()
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_s):
+                await self._connected
+        except TimeoutError:
+            missing = self.core.handshake.missing()
+            where = ", ".join(
+                f"rank {peer} at {peers[peer][0].host}:{peers[peer][0].port}" for peer in missing
+            )
+            raise DeadlineError(
+                f"rank {self.rank}: no answer from {where} within {self.config.connect_timeout_s:g} s; are they running, and does "
+                "a firewall let UDP through between the hosts?",
+                missing,
+            ) from None
+        finally:
+            self._connected = None
+
+    async def close(self, *, linger_s: float = 5.0) -> None:
+        """Leave: what was sent goes on being repeated until it is acknowledged or ``linger_s`` has passed; then peers are
+        told. Idempotent."""
+        if self._closed:
+            return
+        deadline = self._loop.time() + linger_s
+        while not self.core.idle() and self._loop.time() < deadline:
+            self._pump()
+            await asyncio.sleep(1e-3)
+        for repeat in range(CLOSE_REPEATS):
+            self.core.say_goodbye()
+            self._pump()
+            if repeat + 1 < CLOSE_REPEATS:
+                await asyncio.sleep(CLOSE_GAP_S)
+        self._shut()
+
+    def _shut(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.port.close()
+
+    # --- what the collectives ask for (interface.EndpointLike)
+
+    @property
+    def max_chunk_bytes(self) -> int:
+        """Largest chunk of the group in bytes."""
+        return self.core.max_chunk_bytes
+
+    def time(self) -> float:
+        """Seconds on the loop's clock."""
+        return self._loop.time()
+
+    def begin_round(
+        self, round_key: int, signature: bytes, describe: Callable[[bytes], str]
+    ) -> RoundCounters:
+        """See ``interface.EndpointLike.begin_round``."""
+        return self.core.begin_round(round_key, signature, describe)
+
+    def end_round(self, round_key: int) -> None:
+        """See ``interface.EndpointLike.end_round``."""
+        self.core.end_round(round_key)
+
+    def send(
+        self,
+        peer: int,
+        message: int,
+        data: Bytes,
+        spec: MessageSpec,
+        *,
+        offered: bool = True,
+        energy: float = 0.0,
+    ) -> SendHandle:
+        """See ``interface.EndpointLike.send``."""
+        out = self.core.send(peer, message, data, spec, offered=offered, energy=energy)
+        done: asyncio.Future[Sent] = self._loop.create_future()
+        out.on_done = _resolver(done)
+        self._pump_soon()
+        return SendHandle(self, out, done)
+
+    def receive(
+        self,
+        peer: int,
+        message: int,
+        spec: MessageSpec,
+        sink: Sink,
+        *,
+        on_chunks: OnChunks | None = None,
+        window: int = 0,
+    ) -> ReceiveHandle:
+        """See ``interface.EndpointLike.receive``."""
+        done: asyncio.Future[Received] = self._loop.create_future()
+        incoming = self.core.receive(
+            peer,
+            message,
+            spec,
+            sink,
+            on_chunks=on_chunks,
+            window=window,
+            now=self._loop.time(),
+            on_done=_resolver(done),
+        )
+        self._pump_soon()
+        return ReceiveHandle(self, peer, incoming, done)
+
+    def silence(self, peer: int) -> float:
+        """Seconds since anything authentic came from the peer."""
+        return self._loop.time() - max(self.core.receivers[peer].heard_at, self._started)
+
+    def ping(self, peers: Collection[int]) -> None:
+        """Ask the peers for a sign of life."""
+        self.core.ping(list(peers))
+        self._pump_soon()
+
+    def fail(self, error: Exception) -> None:
+        """See ``interface.EndpointLike.fail``."""
+        self.core.fail(error, tell=True)
+        self._pump_soon()
+
+    def _release(self, peer: int, message: Incoming, limit: int) -> None:
+        self.core.release(peer, message, limit, self._loop.time())
+        self._pump_soon()
+
+    # --- moving bursts
+
+    def _on_batch(self, batch: Sequence[Slab]) -> None:
+        self._busy = True
+        try:
+            self.core.receive_burst(batch, now=self._loop.time())
+        finally:
+            self._busy = False
+        self._pump()
+
+    def _on_writable(self) -> None:
+        burst, self._unsent = self._unsent, None
+        if burst is not None and not self.port.send(burst):
+            self._unsent = burst
+            return
+        self._pump()
+
+    def _pump_soon(self) -> None:
+        """Send soon; calls from within a received batch are served at its end."""
+        if not self._soon and not self._busy and not self._closed:
+            self._soon = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._soon = False
+        if self._closed:
+            return
+        if self._unsent is None:
+            now = self._loop.time()
+            self._busy = True
+            try:
+                self._send_some(now)
+            finally:
+                self._busy = False
+            if self._unsent is None and self.core.may_send(now):
+                self._pump_soon()
+        self._deliver()
+        self._arm()
+
+    def _send_some(self, now: float) -> None:
+        for burst in self.core.bursts_to_send(now=now, most=BURSTS_A_TURN):
+            if not self.port.send(burst):
+                # The core has counted it as sent: keep it until the network takes it.
+                self._unsent = Burst(burst.data.copy(), burst.segment, burst.path, burst.cls, burst.address)
+                return
+
+    def _deliver(self) -> None:
+        for event in self.core.events():
+            event.callback(event.outcome)
+        if self._connected is not None and not self._connected.done():
+            if self.core.handshake.error is not None:
+                self._connected.set_exception(self.core.handshake.error)
+            elif not self.core.handshake.missing():
+                self._connected.set_result(None)
+
+    def _arm(self) -> None:
+        """Keep the one timer no later than the core's next timeout; an early one just re-arms."""
+        at = self.core.next_timeout()
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at < float("inf"):
+            self._timer_at = at
+            self._timer = self._loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._closed:
+            return
+        now = self._loop.time()
+        if self.core.next_timeout() <= now:
+            self.core.on_timer(now=now)
+            self._pump()
+        else:
+            self._arm()
+
+
+def _resolver(future: asyncio.Future[Any]) -> Callable[[Any], None]:
+    def resolve(outcome: Any) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+            future.exception()  # a round awaits some of its futures only: the rest must not be reported as forgotten
+        else:
+            future.set_result(outcome)
+
+    return resolve

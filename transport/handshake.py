@@ -1,0 +1,221 @@
+"""Handshake of two ranks on each path: HELLO, RETRY with a cookie, HELLO again, WELCOME.
+
+The higher rank begins. The lower one answers the first HELLO with a stateless cookie bound to the source address and the nonce, no longer
+than the HELLO, and holds state only for a HELLO that brings it back: addresses are proved both ways (RFC 9000, section 8,
+in spirit). Payloads are msgpack maps; unknown keys are ignored, another major version is an error on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from dblp.errors import DblpError, HandshakeError, VersionError
+from dblp.transport import wire
+from dblp.transport.port import Address
+from dblp.transport.wire import Type
+
+HELLO_BYTES = 400
+"""HELLOs are padded to this payload, so that no answer is longer than what asked for it."""
+COOKIE_BYTES = 16
+RETRY_S = 0.05
+"""First distance between HELLOs; it doubles up to ``MAX_RETRY_S``."""
+MAX_RETRY_S = 0.5
+MINOR_VERSION = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a rank says of itself."""
+
+    rank: int
+    world_size: int
+    generation: int
+    paths: int
+    datagram_bytes: int
+    window_bytes: int
+
+    def to_map(self) -> dict[str, Any]:
+        """As a msgpack map."""
+        return {
+            "rank": self.rank, "world_size": self.world_size, "generation": self.generation, "paths": self.paths,
+            "datagram_bytes": self.datagram_bytes, "window_bytes": self.window_bytes,
+            "minor": MINOR_VERSION, "byteorder": sys.byteorder,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A handshake datagram to send: no state of the sender is touched by it."""
+
+    type: Type
+    path: int
+    address: Address
+    payload: bytes
+
+
+class _Attempt:
+    """An initiator's state for one path to one peer."""
+
+    __slots__ = ("address", "cookie", "gap", "next_at", "nonce")
+
+    def __init__(self, address: Address, nonce: bytes, now: float) -> None:
+        self.address = address
+        self.nonce = nonce
+        self.cookie = b""
+        self.next_at = now
+        self.gap = RETRY_S
+
+
+class Handshake:
+    """All handshakes of one rank."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        addresses: Sequence[Sequence[Address]],
+        *,
+        secret: bytes,
+        nonces: Sequence[bytes],
+        now: float,
+    ) -> None:
+        self.identity = identity
+        self.proved: set[tuple[int, int]] = set()
+        self.addresses: dict[tuple[int, int], Address] = {}
+        self.windows: dict[int, int] = {}
+        self.error: DblpError | None = None
+        self.bad_cookies = 0
+        self._secret = secret
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        for peer, paths in enumerate(addresses):
+            if peer < identity.rank:
+                for path, address in enumerate(paths[: identity.paths]):
+                    self._attempts[peer, path] = _Attempt(address, nonces[len(self._attempts)], now)
+
+    def missing(self) -> list[int]:
+        """Peers with a path that is not proved."""
+        wanted = self.identity
+        return [
+            peer
+            for peer in range(wanted.world_size)
+            if peer != wanted.rank and any((peer, path) not in self.proved for path in range(wanted.paths))
+        ]
+
+    def next_timeout(self) -> float:
+        """When a HELLO is due."""
+        return min((attempt.next_at for attempt in self._attempts.values()), default=float("inf"))
+
+    def hellos(self, now: float) -> list[Reply]:
+        """HELLOs that are due."""
+        due = []
+        for (_, path), attempt in self._attempts.items():
+            if attempt.next_at <= now:
+                attempt.next_at = now + attempt.gap
+                attempt.gap = min(2 * attempt.gap, MAX_RETRY_S)
+                due.append(Reply(Type.HELLO, path, attempt.address, self._hello(attempt)))
+        return due
+
+    def on_datagram(self, header: wire.Header, payload: bytes, source: Address, now: float) -> list[Reply]:
+        """A handshake datagram of our session came; returns what to answer. ``error`` is set if it ends the matter."""
+        try:
+            body = msgpack.unpackb(payload)
+        except Exception:  # msgpack raises many kinds on garbage
+            return []
+        if not isinstance(body, dict):
+            return []
+        peer, path = header.rank, header.path
+        if header.type == Type.HELLO:
+            return self._on_hello(peer, path, body, source)
+        if header.type == Type.RETRY:
+            return self._on_retry(peer, path, body, now)
+        if header.type == Type.WELCOME:
+            self._on_welcome(peer, path, body)
+        elif header.type == Type.REFUSE and (peer, path) in self._attempts:
+            self.error = HandshakeError(
+                f"rank {peer} at {source.host}:{source.port} refused: {body.get('why')}", [peer]
+            )
+        return []
+
+    def on_other_version(
+        self, version: int, header_type: int, peer: int, path: int, source: Address
+    ) -> list[Reply]:
+        """A datagram of our session came that speaks another major version."""
+        self.error = VersionError(
+            f"rank {peer} at {source.host}:{source.port} speaks version {version} of the dblp protocol, "
+            f"this rank ({self.identity.rank}) version {wire.VERSION}: install the same dblp on all hosts",
+            [peer],
+        )
+        if header_type != Type.HELLO:
+            return []
+        why = {"why": f"it speaks version {wire.VERSION} of the dblp protocol, not {version}"}
+        return [Reply(Type.REFUSE, path, source, msgpack.packb(why))]
+
+    def _hello(self, attempt: _Attempt) -> bytes:
+        body = self.identity.to_map() | {"nonce": attempt.nonce, "cookie": attempt.cookie}
+        body["pad"] = b""
+        short = HELLO_BYTES - len(msgpack.packb(body))
+        body["pad"] = bytes(max(0, short))
+        packed: bytes = msgpack.packb(body)
+        return packed
+
+    def _cookie(self, source: Address, nonce: bytes) -> bytes:
+        text = f"{source.host}|{source.port}|".encode() + nonce
+        return hmac.new(self._secret, text, hashlib.sha256).digest()[:COOKIE_BYTES]
+
+    def _on_hello(self, peer: int, path: int, body: dict[str, Any], source: Address) -> list[Reply]:
+        nonce, cookie = body.get("nonce"), body.get("cookie")
+        if not isinstance(nonce, bytes) or not isinstance(cookie, bytes) or peer <= self.identity.rank:
+            return []
+        expected = self._cookie(source, nonce)
+        if not hmac.compare_digest(cookie, expected):
+            self.bad_cookies += bool(cookie)
+            return [Reply(Type.RETRY, path, source, msgpack.packb({"nonce": nonce, "cookie": expected}))]
+        why = self._disagreement(peer, path, body)
+        if why:
+            self.error = HandshakeError(
+                f"rank {peer} at {source.host}:{source.port} does not fit: {why}", [peer]
+            )
+            return [Reply(Type.REFUSE, path, source, msgpack.packb({"why": why}))]
+        self._prove(peer, path, body, source)
+        return [Reply(Type.WELCOME, path, source, msgpack.packb(self.identity.to_map() | {"nonce": nonce}))]
+
+    def _disagreement(self, peer: int, path: int, body: dict[str, Any]) -> str:
+        mine, theirs = self.identity.to_map(), body
+        for name in ("world_size", "generation", "paths", "datagram_bytes", "byteorder"):
+            if theirs.get(name) != mine[name]:
+                return f"{name} is {theirs.get(name)!r} on rank {peer} and {mine[name]!r} on rank {self.identity.rank}"
+        if not 0 <= path < self.identity.paths or theirs.get("rank") != peer:
+            return f"path {path} or rank {theirs.get('rank')} contradicts the header"
+        return ""
+
+    def _on_retry(self, peer: int, path: int, body: dict[str, Any], now: float) -> list[Reply]:
+        attempt = self._attempts.get((peer, path))
+        cookie = body.get("cookie")
+        if attempt is None or body.get("nonce") != attempt.nonce or not isinstance(cookie, bytes):
+            return []
+        attempt.cookie = cookie
+        attempt.next_at = now
+        return self.hellos(now)
+
+    def _on_welcome(self, peer: int, path: int, body: dict[str, Any]) -> None:
+        attempt = self._attempts.get((peer, path))
+        if attempt is None or body.get("nonce") != attempt.nonce:
+            return
+        why = self._disagreement(peer, path, body)
+        if why:
+            self.error = HandshakeError(f"rank {peer} does not fit: {why}", [peer])
+            return
+        self._prove(peer, path, body, attempt.address)
+        del self._attempts[peer, path]
+
+    def _prove(self, peer: int, path: int, body: dict[str, Any], address: Address) -> None:
+        self.proved.add((peer, path))
+        self.addresses[peer, path] = address
+        window = body.get("window_bytes")
+        self.windows[peer] = window if isinstance(window, int) and window > 0 else 65_536

@@ -1,0 +1,160 @@
+"""A message on its way in: what came of it, where it goes, and when it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.transport import wire
+from dblp.transport.message import MessageSpec, OnChunks, Received, Sink
+from dblp.transport.policy import Stop
+
+MANY_RUNS = 4
+"""Above this many runs in one burst, rows are placed by one indexed operation where the sink has one."""
+
+
+class Incoming:
+    """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
+
+    __slots__ = (
+        "bound_at", "closed", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id", "last_useful",
+        "may_miss", "on_chunks", "on_done", "opened", "opened_at", "per_chunk", "sink", "spec", "width",
+    )  # fmt: skip
+
+    def __init__(self, message: int, now: float) -> None:
+        self.id = message
+        self.spec: MessageSpec | None = None
+        self.sink: Sink | None = None
+        self.opened: wire.Open | None = None
+        self.opened_at = now
+        self.have: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.got = 0
+        self.high = 0
+        self.may_miss = 0
+        self.per_chunk = 0
+        self.width = 0
+        self.early: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]] = []
+        self.early_bytes = 0
+        self.grant_limit = 0
+        self.ended = False
+        self.closed = False
+        self.last_useful = now
+        self.bound_at = float("inf")
+        self.on_chunks: OnChunks | None = None
+        self.on_done: Callable[[Received | Exception], None] | None = None
+
+    @property
+    def posted(self) -> bool:
+        """A receive waits for this message."""
+        return self.sink is not None
+
+    def post(self, spec: MessageSpec, sink: Sink, on_chunks: OnChunks | None, limit: int) -> None:
+        """A receive was posted."""
+        self.spec = spec
+        self.sink = sink
+        self.on_chunks = on_chunks
+        self.may_miss = spec.may_miss
+        self.have = np.zeros(spec.chunks, np.bool_)
+        self.per_chunk = spec.chunk_bytes // sink.dtype.itemsize
+        self.width = sink.dtype.itemsize
+        self.grant_limit = limit
+
+    def replay_early(self) -> int:
+        """Place what had come before the receive was posted; returns the bytes let go."""
+        early, self.early = self.early, []
+        freed, self.early_bytes = self.early_bytes, 0
+        for chunks, rows, last in early:
+            self.accept(chunks, rows, last)
+        return freed
+
+    def accept(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], last: int) -> int:
+        """Place the new ones of these chunks (any order, duplicates allowed); ``rows`` (n, chunk_bytes) uint8, the last row
+        ``last`` bytes long. Returns how many were new."""
+        assert self.spec is not None
+        if last < self.spec.chunk_bytes and len(chunks) > 1:
+            fresh = self._accept_full(chunks[:-1], rows[:-1])
+            return fresh + self._accept_full(chunks[-1:], rows[-1:, :last])
+        return self._accept_full(chunks, rows if last == rows.shape[1] else rows[:, :last])
+
+    def _accept_full(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> int:
+        order = np.argsort(chunks, kind="stable")
+        chunks, rows = chunks[order], rows[order]
+        fresh = ~self.have[chunks]
+        fresh[1:] &= chunks[1:] != chunks[:-1]
+        if not fresh.all():
+            chunks, rows = chunks[fresh], rows[fresh]
+        if not len(chunks):
+            return 0
+        self.have[chunks] = True
+        self.got += len(chunks)
+        self.high = max(self.high, int(chunks[-1]) + 1)
+        self._place_runs(chunks, rows)
+        return len(chunks)
+
+    def _place_runs(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> None:
+        sink: Any = self.sink
+        typed = np.ascontiguousarray(rows).view(sink.dtype)
+        starts = np.flatnonzero(np.diff(chunks) != 1) + 1
+        edges = [0, *starts.tolist(), len(chunks)]
+        scatter = getattr(sink, "scatter", None) if len(edges) - 1 > MANY_RUNS else None
+        if scatter is not None:
+            scatter(chunks, typed)
+        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+            if scatter is None:
+                sink.place(int(chunks[start]), typed[start:stop])
+            if self.on_chunks is not None:
+                self.on_chunks(int(chunks[start]), stop - start)
+
+    def accept_run(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """The fast path: chunks first.., in the sink's dtype, none of which was here before."""
+        count = len(rows)
+        self.have[first : first + count] = True
+        self.got += count
+        self.high = first + count
+        self.sink.place(first, rows)  # type: ignore[union-attr]
+        if self.on_chunks is not None:
+            self.on_chunks(first, count)
+
+    # --- completion
+
+    def complete(self, now: float, quiet_s: float, unended_quiet_s: float) -> bool:
+        """The message may end now: everything is here, or its bound and its stop rule are met.
+
+        ``quiet_s``: delay after which nothing first-transmitted can be in flight once END has come; ``unended_quiet_s``: the
+        same without END.
+        """
+        if self.opened is None or self.spec is None:
+            return False
+        missing = self.spec.chunks - self.got
+        if missing == 0:
+            return True
+        if not self.may_miss or missing > self.may_miss:
+            return False
+        if self.spec.stop is Stop.EAGER:
+            return True
+        if self.spec.stop is Stop.DEADLINE and now >= self.opened_at + self.spec.stop_after_s:
+            return True
+        return now >= self.last_useful + (quiet_s if self.ended else unended_quiet_s)
+
+    def stop_check_at(self, quiet_s: float, unended_quiet_s: float) -> float:
+        """When ``complete`` may turn true without anything arriving; infinity while the bound is not met."""
+        if self.opened is None or self.spec is None or not self.may_miss or self.closed:
+            return float("inf")
+        if self.spec.chunks - self.got > self.may_miss:
+            return float("inf")
+        at = self.last_useful + (quiet_s if self.ended else unended_quiet_s)
+        if self.spec.stop is Stop.DEADLINE:
+            at = min(at, self.opened_at + self.spec.stop_after_s)
+        return at
+
+    def outcome(self) -> Received:
+        """What a completed receive returns."""
+        missing = (
+            np.flatnonzero(~self.have).astype(np.uint32)
+            if self.got < len(self.have)
+            else np.empty(0, np.uint32)
+        )
+        return Received(missing=missing, energy_total=self.opened.energy if self.opened else 0.0)

@@ -1,0 +1,158 @@
+"""A message on its way out: what was offered, sent, acknowledged and lost of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.transport import wire
+from dblp.transport.burst import ChunkSource
+from dblp.transport.message import MessageSpec, Sent
+from dblp.transport.port import Bytes
+
+EXACT_CLASS = 1
+"""Class of the chunks of an exact message: always repaired, behind control."""
+BOUNDED_CLASS = 2
+"""Class of the chunks of a bounded message."""
+DETACH_BYTES = 256 * 1024
+"""Most that ``detach`` copies, a tenth of a millisecond's work; larger rests are cheaper to wait for."""
+
+
+class Outgoing:
+    """State of one outgoing message. Chunks leave as runs from ``queue``, then what was lost from ``lost``."""
+
+    __slots__ = (
+        "acked", "chunks_resent", "chunks_sent", "cls", "detached", "done", "end_due", "final", "granted", "id", "limit", "lost",
+        "lost_count", "may_miss", "on_done", "opened", "paths", "per_burst", "queue", "row", "source", "spec",
+        "unoffered", "wakes",
+    )  # fmt: skip
+
+    def __init__(
+        self, message: int, spec: MessageSpec, data: Bytes, row: npt.NDArray[np.uint64], per_burst: int
+    ) -> None:
+        self.id = message
+        self.spec = spec
+        self.source = ChunkSource(data, spec.chunk_bytes)
+        self.row = row
+        self.per_burst = per_burst
+        self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS
+        self.may_miss = spec.may_miss
+        self.queue: deque[list[int]] = deque()
+        self.unoffered = spec.chunks
+        self.limit = 0
+        self.granted = False
+        self.opened = False
+        self.acked = np.zeros(spec.chunks, np.bool_)
+        self.lost: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.lost_count = 0
+        self.chunks_sent = 0
+        self.chunks_resent = 0
+        self.paths: set[int] = set()
+        self.end_due: deque[int] = deque()
+        self.final: dict[int, bytes] = {}
+        self.done = False
+        self.detached = False
+        self.on_done: Callable[[Sent | Exception], None] | None = None
+        self.wakes: Callable[[Outgoing], None] | None = None
+
+    # --- the collective's side (interface.Sending)
+
+    def offer(self, first: int, count: int) -> None:
+        """Chunks first.. hold their final content and may leave."""
+        if self.done or count <= 0:
+            return
+        tail = self.queue[-1] if self.queue else None
+        if tail is not None and tail[0] + tail[1] == first:
+            tail[1] += count
+        else:
+            self.queue.append([first, count])
+        self.unoffered -= count
+        if self.wakes is not None:
+            self.wakes(self)
+
+    def detach(self) -> bool:
+        """Copy what is not acknowledged and let go of the caller's memory; see ``interface.Sending``."""
+        if self.done:
+            return True
+        if self.unoffered or self.spec.nbytes > DETACH_BYTES:
+            return False
+        self.source = ChunkSource(self.source.data.copy(), self.spec.chunk_bytes)
+        self.detached = True
+        return True
+
+    # --- the sender's side
+
+    @property
+    def repairable(self) -> int:
+        """Lost chunks that must be sent again: all beyond what the receiver may miss."""
+        return max(0, len(self.lost) - self.may_miss)
+
+    @property
+    def all_sent(self) -> bool:
+        """Every chunk has left once."""
+        return not self.queue and self.unoffered == 0
+
+    def sendable(self) -> bool:
+        """Something could leave now, credit permitting."""
+        if self.done:
+            return False
+        if not self.opened or self.end_due or self.repairable:
+            return True
+        return bool(self.queue) and self.queue[0][0] < self.limit
+
+    def blocked(self) -> bool:
+        """Chunks wait for a grant."""
+        return not self.done and bool(self.queue) and self.queue[0][0] >= self.limit
+
+    def take_run(self, most: int) -> tuple[int, int]:
+        """Next run of first transmissions, at most ``most`` chunks: (first, count)."""
+        head = self.queue[0]
+        first = head[0]
+        count = min(head[1], most, self.per_burst, self.limit - first)
+        if count == head[1]:
+            self.queue.popleft()
+        else:
+            head[0] += count
+            head[1] -= count
+        self.chunks_sent += count
+        return first, count
+
+    def take_lost(self, most: int) -> npt.NDArray[np.uint32]:
+        """Next lost chunks to repair, ascending, at most ``most``; may be empty."""
+        lost = self.lost[~self.acked[self.lost]]
+        count = min(max(0, len(lost) - self.may_miss), most, self.per_burst)
+        self.lost = lost[count:]
+        self.chunks_resent += count
+        return lost[:count]
+
+    def add_lost(self, chunks: npt.NDArray[np.uint32]) -> None:
+        """These chunks were declared lost."""
+        fresh = chunks[~self.acked[chunks]]
+        if len(fresh):
+            self.lost_count += len(fresh)
+            self.lost = np.union1d(self.lost, fresh).astype(np.uint32, copy=False)
+
+    def add_final(self, final: wire.Final) -> Sent | None:
+        """A part of the receiver's last word; the outcome once all parts are here."""
+        self.final[final.part] = final.bits
+        if len(self.final) < final.parts:
+            return None
+        bits = b"".join(self.final[part] for part in range(final.parts))
+        missing = wire.missing_from_bits(bits, self.spec.chunks)
+        return Sent(missing=missing, chunks_sent=self.chunks_sent, chunks_resent=self.chunks_resent)
+
+    def finish(self, outcome: Sent | Exception) -> None:
+        """Over, once; tells the owner."""
+        if self.done:
+            return
+        self.done = True
+        self.queue.clear()
+        self.source = ChunkSource(np.empty(0, np.uint8), self.spec.chunk_bytes)
+        if self.on_done is not None:
+            callback: Any = self.on_done
+            self.on_done = None
+            callback(outcome)

@@ -1,0 +1,454 @@
+"""Receiving from one peer: masks of what came, messages that grow, feedback that is due.
+
+Theory of operation. Datagrams reach ``on_slab`` as slabs, runs of equal length. A slab that is one intact burst with
+consecutive chunks, which is what loss-free networks deliver, is checked and placed with a fixed number of vectorised
+operations; anything else is split into groups of equal (message, class, burst) and takes the general path. A burst is
+acknowledged only if its chunks were accepted: placed, known already, void (the message is over), or held early.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.transport import wire
+from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.incoming import Incoming
+from dblp.transport.message import round_of
+from dblp.transport.port import Slab
+
+FEEDBACK_EVERY_BYTES = 256 * 1024
+"""Unacknowledged bytes after which feedback is due at once: four bursts, a small part of any useful window."""
+FEEDBACK_DELAY_S = 2e-3
+"""Longest that feedback waits otherwise: small against the least retransmission timeout."""
+MAX_MESSAGES = 4096
+"""Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
+
+
+class Drop(enum.Enum):
+    """Why a datagram changed nothing."""
+
+    SHORT = "shorter than a header"
+    VERSION = "another protocol version"
+    SESSION = "another session"
+    RANK = "no such rank, or our own"
+    TYPE = "unknown type"
+    NOT_CONNECTED = "handshake not finished"
+    LENGTH = "length contradicts the header"
+    CHUNK = "chunk index out of range"
+    PAYLOAD = "control payload not decodable"
+    DUPLICATE = "chunk was here before"
+    LATE = "message is over"
+    EARLY_FULL = "receive not posted and the early pool is full"
+    COOKIE = "wrong handshake cookie"
+
+
+class ReceiveSpace:
+    """Which bursts of one class came on one path: a mask a burst, over a sliding window."""
+
+    __slots__ = ("changed", "highest", "masks", "origin")
+    _CAPACITY = 4096
+
+    def __init__(self) -> None:
+        self.masks = array("Q", bytes(8 * self._CAPACITY))
+        self.origin = 0
+        self.highest = -1
+        self.changed = False
+
+    def widen(self, seq: int) -> int:
+        """Full sequence number of the low 32 bits ``seq`` (nearest to the highest seen)."""
+        near = self.highest if self.highest >= 0 else 0
+        delta = (seq - near) & 0xFFFFFFFF
+        return near + (delta - (1 << 32) if delta >= 1 << 31 else delta)
+
+    def mark(self, seq: int, mask: int) -> bool:
+        """Note datagrams of burst ``seq``; True if it is older than another that came before it."""
+        older = seq < self.highest
+        if seq - self.origin >= self._CAPACITY:
+            self._slide(seq)
+        index = seq - self.origin
+        if index < 0 or seq + wire.MASK_WINDOW <= self.highest:
+            return True
+        self.masks[index] |= mask
+        self.changed = True
+        if not older:
+            self.highest = seq
+        return older
+
+    def _slide(self, seq: int) -> None:
+        keep = wire.MASK_WINDOW
+        if seq - self.highest >= self._CAPACITY - keep:
+            kept = array("Q", bytes(8 * keep))
+            start = seq - keep + 1
+        else:
+            start = self.highest - keep + 1
+            kept = self.masks[start - self.origin : self.highest - self.origin + 1]
+        self.masks = kept + array("Q", bytes(8 * (self._CAPACITY - len(kept))))
+        self.origin = start
+
+    def report(self, cls: int) -> wire.Space:
+        """The window of masks up to the highest burst."""
+        base = max(self.origin, self.highest - wire.MASK_WINDOW + 1, 0)
+        masks = self.masks[base - self.origin : self.highest - self.origin + 1]
+        return wire.Space(cls, base & 0xFFFFFFFF, tuple(masks))
+
+
+class ReceivePath:
+    """What came on one path and what feedback is owed for it."""
+
+    __slots__ = ("asked", "due_at", "echo", "echo_at", "spaces", "unreported_bytes")
+
+    def __init__(self) -> None:
+        self.spaces = [ReceiveSpace() for _ in range(4)]
+        self.unreported_bytes = 0
+        self.echo = 0
+        self.echo_at = 0.0
+        self.due_at = float("inf")
+        self.asked = False
+
+
+class PeerReceiver:
+    """Everything that comes from one peer."""
+
+    def __init__(
+        self, *, paths: int, config: TransportConfig, drops: Counter[Drop], round_over: Callable[[int], bool]
+    ) -> None:
+        self.config = config
+        self.paths = [ReceivePath() for _ in range(paths)]
+        self.messages: dict[int, Incoming] = {}
+        self.tombstones: dict[int, list[wire.Final]] = {}
+        self.completed: list[Incoming] = []
+        self.late: set[int] = set()
+        self.early_bytes = 0
+        self.heard_at = 0.0
+        self.chunks_received = 0
+        self.chunks_duplicate = 0
+        self._drops = drops
+        self._round_over = round_over
+        self._owd_min = float("inf")
+        self._owd_high = 0.0
+        self._watermarks: dict[int, int] = {}
+        self._expected = np.zeros((wire.BURST_DATAGRAMS, 6), np.uint64)
+        self._expected_bytes = self._expected.view(np.uint8)
+        self._expected_words = self._expected.view(np.uint32)
+        self._stop_at = float("inf")
+
+    # --- data
+
+    def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
+        """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as
+        one group; the caller goes on with the rest."""
+        last_whole = start + count == slab.count
+        size = slab.size
+        tail = slab.last if last_whole else size
+        if tail != size and count > 1:
+            count -= 1
+            tail = size
+        if count > 1:
+            count = self._uniform(slab, start, count, header)
+        if count == 0:
+            return self._scattered(slab, start, header, now)
+        self._group(slab, start, count, tail if count == 1 else size, header, now)
+        return count
+
+    def _uniform(self, slab: Slab, start: int, count: int, header: tuple[int, ...]) -> int:
+        """How many datagrams from ``start`` are consecutive chunks of one burst; 0 if not even two are."""
+        chunk, position = header[13], header[5]
+        count = min(count, wire.BURST_DATAGRAMS - position)
+        rows = slab.rows(start, count, 0, 6, _U64)
+        expected = self._expected[:count]
+        expected[:] = rows[0]
+        self._expected_bytes[:count, 5] = wire.POSITIONS[position : position + count]
+        self._expected_words[:count, 10] = wire.wire_indices(chunk + count)[chunk : chunk + count]
+        same = rows == expected
+        if same.all():
+            return count
+        whole = same.all(axis=1)
+        run = int(whole.argmin())
+        return run if run > 1 else 0
+
+    def _group(
+        self, slab: Slab, start: int, count: int, size: int, header: tuple[int, ...], now: float
+    ) -> None:
+        """Consecutive chunks of one burst."""
+        message_id, seq, first = header[8], header[10], header[13]
+        mask = ((1 << count) - 1) << header[5]
+        payload = size - HEADER_BYTES
+        message = self.messages.get(message_id)
+        if (
+            message is not None
+            and message.sink is not None
+            and first >= message.high
+            and message.spec.chunk_bytes == payload  # type: ignore[union-attr]
+            and first + count <= len(message.have)
+            and (first + count < len(message.have) or not message.spec.nbytes % payload)  # type: ignore[union-attr]
+        ):
+            message.accept_run(
+                first, slab.rows(start, count, HEADER_BYTES, message.per_chunk, message.sink.dtype)
+            )
+            message.last_useful = now
+            self.chunks_received += count
+            self._finish_if_complete(message, now)
+            accepted = True
+        else:
+            chunks = np.arange(first, first + count, dtype=np.uint32)
+            rows = slab.rows(start, count, HEADER_BYTES, payload, _U8)
+            accepted = self._accept(message_id, chunks, rows, payload, header, now)
+        if accepted:
+            self._mark(slab, header, seq, mask, count * size)
+
+    def _scattered(self, slab: Slab, start: int, header: tuple[int, ...], now: float) -> int:
+        """Datagrams of one burst that are not consecutive; returns how many were taken."""
+        rows = slab.rows(start, slab.count - start, 0, 6, _U64)
+        if slab.last != slab.size:
+            rows = rows[:-1]
+        words = rows.view(np.uint8)
+        first = words[0].copy()
+        differs = words != first
+        differs[:, 5] = False  # position
+        differs[:, 40:44] = False  # chunk
+        differs[:, 44:46] = False  # contributions
+        alike = ~differs.any(axis=1)
+        count = len(alike) if alike.all() else max(1, int(alike.argmin()))
+        words = words[:count]
+        chunks = np.ascontiguousarray(words[:, 40:44]).view(">u4")[:, 0].astype(np.uint32)
+        positions = words[:, 5].astype(np.uint64) & np.uint64(63)
+        mask = int(np.bitwise_or.reduce(np.left_shift(np.uint64(1), positions)))
+        payload = slab.size - HEADER_BYTES
+        payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
+        if self._accept(header[8], chunks, payloads, payload, header, now):
+            self._mark(slab, header, header[10], mask, count * slab.size)
+        return count
+
+    def _accept(
+        self,
+        message_id: int,
+        chunks: npt.NDArray[np.uint32],
+        rows: npt.NDArray[np.uint8],
+        payload: int,
+        header: tuple[int, ...],
+        now: float,
+    ) -> bool:
+        """General path of a group of chunks; True if they may be acknowledged."""
+        if message_id in self.tombstones or self._round_over(round_of(message_id)):
+            self._drops[Drop.LATE] += len(chunks)
+            if message_id in self.tombstones:
+                self.late.add(message_id)
+            return True
+        message = self.messages.get(message_id)
+        if message is None:
+            message = self._new_message(message_id, now)
+            if message is None:
+                return False
+        if message.sink is None:
+            return self._hold_early(message, chunks, rows, payload, header)
+        spec = message.spec
+        assert spec is not None
+        if int(chunks.max()) >= spec.chunks:
+            self._drops[Drop.CHUNK] += len(chunks)
+            return False
+        tail = spec.nbytes - (spec.chunks - 1) * spec.chunk_bytes
+        expected = tail if int(chunks[-1]) == spec.chunks - 1 else spec.chunk_bytes
+        if payload != expected and not (len(chunks) > 1 and payload == spec.chunk_bytes):
+            self._drops[Drop.LENGTH] += len(chunks)
+            return False
+        fresh = message.accept(chunks, rows, payload)
+        self.chunks_received += fresh
+        if fresh < len(chunks):
+            self.chunks_duplicate += len(chunks) - fresh
+            self._drops[Drop.DUPLICATE] += len(chunks) - fresh
+        if fresh:
+            message.last_useful = now
+            self._finish_if_complete(message, now)
+        return True
+
+    def _new_message(self, message_id: int, now: float) -> Incoming | None:
+        if len(self.messages) >= MAX_MESSAGES:
+            self._drops[Drop.EARLY_FULL] += 1
+            return None
+        message = self.messages[message_id] = Incoming(message_id, now)
+        return message
+
+    def _hold_early(
+        self,
+        message: Incoming,
+        chunks: npt.NDArray[np.uint32],
+        rows: npt.NDArray[np.uint8],
+        payload: int,
+        header: tuple[int, ...],
+    ) -> bool:
+        cost = int(rows.size) + 64 * len(chunks)
+        # An eighth above the pool's nominal size: duplicates of early chunks are held too until they can be told apart.
+        if self.early_bytes + cost > self.config.early_bytes * 1.125 + 65536:
+            self._drops[Drop.EARLY_FULL] += len(chunks)
+            return False
+        message.early.append((chunks, rows.copy(), payload))
+        message.early_bytes += cost
+        self.early_bytes += cost
+        return True
+
+    def _mark(self, slab: Slab, header: tuple[int, ...], seq: int, mask: int, nbytes: int) -> None:
+        path = self.paths[header[3]]
+        space = path.spaces[header[2] & 3]
+        full = space.widen(seq)
+        if full > space.highest + 1:
+            path.unreported_bytes += FEEDBACK_EVERY_BYTES  # a gap: say so at once
+        late = space.mark(full, mask)
+        path.unreported_bytes += nbytes
+        self._note_arrival(path, slab, header[11], late)
+
+    def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int, late: bool) -> None:
+        path.echo, path.echo_at = sent_at, slab.received_at
+        if path.due_at == float("inf"):
+            path.due_at = slab.received_at + FEEDBACK_DELAY_S
+        owd = wire.since_us(sent_at, wire.clock_us(slab.received_at))
+        if owd < self._owd_min:
+            self._owd_min = owd
+        high = self._owd_high
+        self._owd_high = owd if owd > high else high - (high - owd) / 64
+
+    # --- control
+
+    def on_control(self, slab: Slab, header: tuple[int, ...], payload: bytes, now: float) -> bool:
+        """OPEN, END and PING; FINAL and the like only leave their mark. False if the payload makes no sense."""
+        type_, message_id = header[1], header[8]
+        if type_ == wire.Type.OPEN:
+            opened = wire.decode_open(payload)
+            if opened is None:
+                self._drops[Drop.PAYLOAD] += 1
+                return False
+            if not self._on_open(message_id, opened, now):
+                return False
+        elif type_ == wire.Type.END:
+            self._on_end(message_id, now)
+            self.paths[header[3]].asked = True
+        elif type_ == wire.Type.PING:
+            self.paths[header[3]].asked = True
+        self._mark(slab, header, header[10], 1, HEADER_BYTES + len(payload))
+        return True
+
+    def _on_open(self, message_id: int, opened: wire.Open, now: float) -> bool:
+        if message_id in self.tombstones or self._round_over(round_of(message_id)):
+            self._drops[Drop.LATE] += 1
+            if message_id in self.tombstones:
+                self.late.add(message_id)
+            return True
+        message = self.messages.get(message_id) or self._new_message(message_id, now)
+        if message is None:
+            return False
+        if message.opened is None:
+            message.opened = opened
+            message.opened_at = now
+            self._finish_if_complete(message, now)
+        return True
+
+    def _on_end(self, message_id: int, now: float) -> None:
+        message = self.messages.get(message_id)
+        if message is not None:
+            message.ended = True
+            self._finish_if_complete(message, now)
+        elif message_id in self.tombstones:
+            self.late.add(message_id)
+
+    # --- completion
+
+    @property
+    def quiet_s(self) -> float:
+        """Delay estimate of the ``stall`` rule: twice the spread of one-way delays seen lately, and a scheduler's tick."""
+        return 2.0 * max(self._owd_high - self._owd_min, 0.0) + 1e-3
+
+    @property
+    def unended_quiet_s(self) -> float:
+        """The same without END: END itself may be lost, and is repeated after a timeout."""
+        return 2.0 * self.quiet_s + 50e-3
+
+    def _finish_if_complete(self, message: Incoming, now: float) -> None:
+        spec = message.spec
+        if message.closed or spec is None or message.sink is None:
+            return
+        if message.got < spec.chunks - message.may_miss or message.opened is None:
+            return
+        if message.complete(now, self.quiet_s, self.unended_quiet_s):
+            self.close_message(message)
+        else:
+            self._stop_at = min(self._stop_at, message.stop_check_at(self.quiet_s, self.unended_quiet_s))
+
+    def check(self, message: Incoming, now: float) -> None:
+        """Close the message if it is complete (after its receive was posted)."""
+        self._finish_if_complete(message, now)
+
+    def close_message(self, message: Incoming) -> None:
+        """The message is over: later chunks are void, FINAL is owed."""
+        message.closed = True
+        self.messages.pop(message.id, None)
+        self.tombstones[message.id] = wire.final_parts(message.have)
+        self.completed.append(message)
+
+    def forget(self, message: Incoming) -> None:
+        """Drop an incoming message without a word (its round failed or ended)."""
+        self.messages.pop(message.id, None)
+        self.early_bytes -= message.early_bytes
+        message.closed = True
+
+    def on_watermark(self, group: int, watermark: int) -> None:
+        """The peer has ended all rounds of the group below ``watermark``: their tombstones may go."""
+        if watermark <= self._watermarks.get(group, 0):
+            return
+        self._watermarks[group] = watermark
+        limit = (group << 32 | watermark) << 16
+        floor = group << 48
+        for message_id in [m for m in self.tombstones if floor <= m < limit]:
+            del self.tombstones[message_id]
+
+    # --- feedback and timers
+
+    def feedback_due(self, path: ReceivePath, window_bytes: int, now: float) -> bool:
+        """Feedback should leave now."""
+        return (
+            path.asked
+            or path.due_at <= now
+            or path.unreported_bytes >= min(FEEDBACK_EVERY_BYTES, window_bytes // 3)
+        )
+
+    def take_feedback(
+        self, path: ReceivePath, window_bytes: int, grants: tuple[tuple[int, int], ...], now: float
+    ) -> bytes:
+        """The feedback of a path; what was owed is settled."""
+        spaces = tuple(
+            space.report(cls)
+            for cls, space in enumerate(path.spaces)
+            if space.changed or (path.asked and space.highest >= 0)
+        )
+        for space in path.spaces:
+            space.changed = False
+        held = max(0, int((now - path.echo_at) * 1e6))
+        feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces)
+        path.unreported_bytes = 0
+        path.due_at = float("inf")
+        path.asked = False
+        return wire.encode_feedback(feedback)
+
+    def next_timeout(self) -> float:
+        """When ``on_timer`` has something to do."""
+        at = self._stop_at
+        for path in self.paths:
+            at = min(at, path.due_at)
+        return at
+
+    def on_timer(self, now: float) -> None:
+        """Stop rules whose time has come."""
+        if self._stop_at > now:
+            return
+        self._stop_at = float("inf")
+        for message in list(self.messages.values()):
+            if message.may_miss and message.sink is not None:
+                self._finish_if_complete(message, now)
+
+
+_U64 = np.dtype(np.uint64)
+_U8 = np.dtype(np.uint8)

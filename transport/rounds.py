@@ -1,0 +1,80 @@
+"""Which rounds have begun and ended here, by group: what is late, and the watermark that peers are told."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from dblp.transport.message import ROUND_BITS, RoundCounters
+
+ANY_ORDER_BIT = 1 << 15
+"""Groups with this bit (point to point) begin their rounds in any order, so no watermark speaks for them."""
+REMEMBERED = 8192
+"""Ended rounds of such groups that are remembered to recognise what comes late."""
+_ROUND_MASK = (1 << ROUND_BITS) - 1
+
+
+class Round:
+    """A round that is under way here."""
+
+    __slots__ = ("counters", "describe", "key", "signature")
+
+    def __init__(self, key: int, signature: bytes, describe: Callable[[bytes], str]) -> None:
+        self.key = key
+        self.signature = signature
+        self.describe = describe
+        self.counters = RoundCounters()
+
+
+class _Group:
+    __slots__ = ("active", "top")
+
+    def __init__(self) -> None:
+        self.active: OrderedDict[int, None] = OrderedDict()
+        self.top = 0
+
+
+class RoundBook:
+    """All rounds of an endpoint."""
+
+    def __init__(self) -> None:
+        self.active: dict[int, Round] = {}
+        self._groups: dict[int, _Group] = {}
+        self._ended: OrderedDict[int, None] = OrderedDict()
+
+    def begin(self, key: int, signature: bytes, describe: Callable[[bytes], str]) -> Round:
+        """A round begins; rounds of a group begin in ascending order (but for ``ANY_ORDER_BIT`` groups)."""
+        round_ = self.active[key] = Round(key, signature, describe)
+        group = self._groups.setdefault(key >> ROUND_BITS, _Group())
+        number = key & _ROUND_MASK
+        group.active[number] = None
+        group.top = max(group.top, number + 1)
+        return round_
+
+    def end(self, key: int) -> None:
+        """A round is over."""
+        if self.active.pop(key, None) is None:
+            return
+        number = key >> ROUND_BITS
+        self._groups[number].active.pop(key & _ROUND_MASK, None)
+        if number & ANY_ORDER_BIT:
+            self._ended[key] = None
+            if len(self._ended) > REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def over(self, key: int) -> bool:
+        """The round has ended here."""
+        if key in self.active:
+            return False
+        number = key >> ROUND_BITS
+        if number & ANY_ORDER_BIT:
+            return key in self._ended
+        group = self._groups.get(number)
+        return group is not None and (key & _ROUND_MASK) < group.top
+
+    def watermark(self, group_id: int) -> int:
+        """All rounds of the group below this number have ended here; 0 says nothing."""
+        group = self._groups.get(group_id)
+        if group is None or group_id & ANY_ORDER_BIT:
+            return 0
+        return next(iter(group.active)) if group.active else group.top

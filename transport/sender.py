@@ -1,0 +1,641 @@
+"""Sending to one peer: which burst leaves next, on which path, and what the peer's feedback says of those that left.
+
+Theory of operation. Each (path, class) numbers its bursts; a ``Flight`` remembers what each carried until it is
+acknowledged or declared lost. Loss needs evidence: a later burst of the same path and class has arrived, and the flight is
+older than a round trip and the reordering seen so far (RFC 9002, section 6.1.2, without its packet threshold: spraying
+and jitter reorder by design). Silence is no loss: after a retransmission timeout an END or PING asks for feedback, and is
+itself the later arrival that gives evidence. Timeouts do not back off for the first ``STEADY_PROBES`` tries, so that the
+end of a burst of loss is noticed within one timeout.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.transport import wire
+from dblp.transport.burst import BurstBuffer, burst_chunks
+from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.congestion import make_congestion_control
+from dblp.transport.message import MessageSpec, Sent
+from dblp.transport.outgoing import Outgoing
+from dblp.transport.port import Address, Burst, Bytes
+from dblp.transport.wire import Type
+
+DATAGRAM_OVERHEAD_BYTES = 900
+"""Kernel memory that a queued datagram costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
+MIN_RTO_S = 10e-3
+"""Least retransmission timeout: above what a delayed feedback and a busy scheduler cost on a healthy host."""
+MAX_RTO_S = 2.0
+"""Largest timeout before back-off: paths of one second of round trip work still."""
+INITIAL_RTT_S = 30e-3
+"""Round trip assumed before the first sample."""
+STEADY_PROBES = 64
+"""Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
+MAX_PROBE_GAP_S = 1.0
+"""Longest distance between probes of a silent peer."""
+KEPT_LOST = 64
+"""Flights declared lost that are remembered per (path, class), to notice that they had only been late."""
+
+
+class Flight:
+    """What one burst carried. ``unacked`` has a bit for each datagram that is not acknowledged yet."""
+
+    __slots__ = (
+        "chunks",
+        "control",
+        "cost",
+        "count",
+        "first",
+        "message",
+        "nbytes",
+        "sent_at",
+        "seq",
+        "unacked",
+    )
+
+    def __init__(
+        self,
+        seq: int,
+        count: int,
+        nbytes: int,
+        sent_at: float,
+        message: Outgoing | None,
+        first: int,
+        chunks: npt.NDArray[np.uint32] | None,
+        control: Control | None,
+    ) -> None:
+        self.seq = seq
+        self.count = count
+        self.unacked = (1 << count) - 1
+        self.nbytes = nbytes
+        self.cost = nbytes + count * DATAGRAM_OVERHEAD_BYTES
+        self.sent_at = sent_at
+        self.message = message
+        self.first = first
+        self.chunks = chunks  # None: chunks first..first+count-1
+        self.control = control
+
+    def chunks_at(self, bits: int) -> npt.NDArray[np.uint32]:
+        """Chunk indices at the positions whose bits are set."""
+        places = np.flatnonzero(np.unpackbits(np.array([bits], "<u8").view(np.uint8), bitorder="little"))
+        if self.chunks is None:
+            return (places + self.first).astype(np.uint32)
+        return self.chunks[places]
+
+
+class Control:
+    """A control datagram that waits to leave; ``reliable`` ones leave again when they are lost."""
+
+    __slots__ = ("chunks", "cls", "dropped", "message", "path", "payload", "reliable", "type")
+
+    def __init__(
+        self,
+        type_: Type,
+        message: int,
+        payload: bytes = b"",
+        *,
+        chunks: int = 0,
+        cls: int = 0,
+        path: int | None = None,
+    ) -> None:
+        self.type = type_
+        self.message = message
+        self.payload = payload
+        self.chunks = chunks
+        self.cls = cls
+        self.path = path
+        self.reliable = type_ in (Type.OPEN, Type.FINAL, Type.ABORT)
+        self.dropped = False
+
+
+class SendSpace:
+    """Bursts of one class on one path."""
+
+    __slots__ = ("flights", "largest_acked", "lost", "next_seq")
+
+    def __init__(self) -> None:
+        self.next_seq = 0
+        self.flights: deque[Flight] = deque()
+        self.largest_acked = -1
+        self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
+
+
+class SendPath:
+    """One path to the peer: its address, what is in flight, credit, congestion control and round trip."""
+
+    def __init__(self, path: int, address: Address, window_bytes: int, config: TransportConfig) -> None:
+        self.path = path
+        self.address = address
+        self.spaces = [SendSpace() for _ in range(4)]
+        self.window_bytes = window_bytes
+        self.inflight_bytes = 0
+        self.inflight_cost = 0
+        self.congestion = make_congestion_control(config)
+        self.srtt = 0.0
+        self.rttvar = INITIAL_RTT_S / 2
+        self.latest_rtt = INITIAL_RTT_S
+        self.reorder_s = 1e-3
+        self.probes = 0
+        self.probe_at = float("inf")
+        self.loss_at = float("inf")
+        self.next_send_at = 0.0
+        self.feedback_seq = -1
+
+    @property
+    def rto(self) -> float:
+        """Retransmission timeout in seconds (RFC 6298's form)."""
+        return min(max(MIN_RTO_S, (self.srtt or INITIAL_RTT_S) + 4 * self.rttvar), MAX_RTO_S)
+
+    def on_rtt(self, sample: float) -> None:
+        """A full round trip, holding times included (RFC 6298, section 2)."""
+        self.latest_rtt = sample
+        if not self.srtt:
+            self.srtt, self.rttvar = sample, sample / 2
+            return
+        self.rttvar += 0.25 * (abs(self.srtt - sample) - self.rttvar)
+        self.srtt += 0.125 * (sample - self.srtt)
+
+    def loss_delay(self) -> float:
+        """Age at which a flight that was overtaken is lost (RFC 9002, 6.1.2), with the reordering that was seen."""
+        longest = max(self.srtt or INITIAL_RTT_S, self.latest_rtt)
+        return longest + max(longest / 8, self.reorder_s)
+
+    def arm_probe(self, now: float) -> None:
+        """(Re)start the timeout."""
+        doublings = min(max(0, self.probes - STEADY_PROBES), 16)
+        gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
+        self.probe_at = now + gap
+
+    def room(self) -> int:
+        """Bytes that congestion control and credit leave; at least one datagram when nothing is in flight."""
+        if not self.inflight_cost:
+            return max(int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30)), 1)
+        free = min(self.congestion.window_bytes - self.inflight_bytes, self.window_bytes - self.inflight_cost)
+        return int(min(max(free, 0), 1 << 30))
+
+
+class PeerSender:
+    """Everything that leaves for one peer."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        session: int,
+        addresses: Sequence[Address],
+        window_bytes: int,
+        config: TransportConfig,
+        buffer: BurstBuffer,
+        watermark: Callable[[int], int],
+    ) -> None:
+        self.rank = rank
+        self.session = session
+        self.config = config
+        self.paths = [SendPath(path, address, window_bytes, config) for path, address in enumerate(addresses)]
+        self.messages: dict[int, Outgoing] = {}
+        self.control: deque[Control] = deque()
+        self.finals: dict[int, list[Control]] = {}
+        self._active: deque[Outgoing] = deque()
+        self._active_ids: set[int] = set()
+        self._buffer = buffer
+        self._watermark = watermark
+        self._turn = 0
+        self._early_bytes = config.early_bytes
+        self.bytes_sent = 0
+        self.datagrams_sent = 0
+
+    # --- messages
+
+    def send(
+        self, message: int, spec: MessageSpec, data: Bytes, signature: bytes, energy: float, *, offered: bool
+    ) -> Outgoing:
+        """Start a message."""
+        header = wire.Header(
+            wire.VERSION,
+            Type.DATA,
+            0,
+            0,
+            0,
+            0,
+            self.rank,
+            self.session,
+            message,
+            spec.chunks,
+            0,
+            0,
+            0,
+            0,
+            1,
+            spec.chunk_bytes,
+        )
+        out = Outgoing(message, spec, data, wire.header_row(header), burst_chunks(spec.chunk_bytes))
+        out.wakes = self._wake
+        allowed = min(max(self._early_bytes, 0) // spec.chunk_bytes, spec.chunks)
+        out.limit = allowed
+        self._early_bytes -= allowed * spec.chunk_bytes
+        out.granted = spec.chunks == 0
+        self.messages[message] = out
+        self.control.append(
+            Control(
+                Type.OPEN, message, wire.encode_open(wire.Open(spec, signature, energy)), chunks=spec.chunks
+            )
+        )
+        out.opened = True
+        if offered:
+            out.offer(0, spec.chunks)
+        return out
+
+    def drop_round(self, round_key: int) -> None:
+        """Forget the round's messages that still use the caller's memory: the round ended without them."""
+        for message in [m for m in self.messages.values() if m.id >> 16 == round_key and not m.detached]:
+            self._forget(message)
+            message.finish(Sent(missing=np.empty(0, np.uint32)))
+
+    def fail(self, error: Exception) -> None:
+        """Every message ends with ``error``."""
+        for message in list(self.messages.values()):
+            self._forget(message)
+            message.finish(error)
+        self._active.clear()
+        self._active_ids.clear()
+
+    def idle(self) -> bool:
+        """Nothing waits to leave and nothing that must arrive is unacknowledged."""
+        if self.messages or self.control:
+            return False
+        return not any(
+            flight.control is not None and flight.control.reliable
+            for path in self.paths
+            for space in path.spaces
+            for flight in space.flights
+        )
+
+    def _wake(self, message: Outgoing) -> None:
+        if message.id not in self._active_ids and message.sendable():
+            self._active_ids.add(message.id)
+            self._active.append(message)
+
+    def _forget(self, message: Outgoing) -> None:
+        """Take the message's flights back: its credit is free again."""
+        self.messages.pop(message.id, None)
+        if not message.granted:
+            self._grant(message, message.limit)
+        for path in self.paths:
+            space = path.spaces[message.cls]
+            if any(flight.message is message for flight in space.flights):
+                for flight in space.flights:
+                    if flight.message is message:
+                        path.inflight_bytes -= flight.nbytes
+                        path.inflight_cost -= flight.cost
+                space.flights = deque(flight for flight in space.flights if flight.message is not message)
+
+    def _grant(self, message: Outgoing, limit: int) -> None:
+        if not message.granted:
+            message.granted = True
+            self._early_bytes += message.limit * message.spec.chunk_bytes
+        if limit > message.limit:
+            message.limit = limit
+        self._wake(message)
+
+    # --- what leaves
+
+    def queue_control(self, control: Control) -> None:
+        """Let a control datagram leave with the next bursts."""
+        self.control.append(control)
+
+    def has_work(self) -> bool:
+        """Something may be able to leave now."""
+        return bool(self.control or self._active)
+
+    def could_send(self, now: float) -> bool:
+        """``next_burst`` would yield something at once."""
+        if self.control:
+            return True
+        return bool(self._active) and any(path.next_send_at <= now and path.room() for path in self.paths)
+
+    def final_pending(self, message_id: int) -> bool:
+        """A FINAL of this message waits to leave or to be acknowledged."""
+        queued = any(c.type is Type.FINAL and c.message == message_id for c in self.control)
+        return queued or any(
+            f.control is not None and f.control.type is Type.FINAL and f.control.message == message_id
+            for path in self.paths
+            for f in path.spaces[0].flights
+        )
+
+    def arm_if_blocked(self, now: float) -> None:
+        """Probe in time if chunks wait for a grant while nothing is in flight that would be answered."""
+        path = self.paths[0]
+        if (
+            self.messages
+            and path.probe_at == float("inf")
+            and any(m.blocked() for m in self.messages.values())
+        ):
+            path.arm_probe(now)
+
+    def next_burst(self, now: float) -> Burst | None:
+        """The next burst that may leave now, or None. It counts as sent."""
+        while self.control:
+            control = self.control.popleft()
+            if not control.dropped:
+                return self._control_burst(control, now)
+        while self._active:
+            message = self._active[0]
+            if not message.sendable():
+                self._active.popleft()
+                self._active_ids.discard(message.id)
+                continue
+            if message.end_due:
+                path = message.end_due.popleft()
+                return self._control_burst(
+                    Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.cls, path=path), now
+                )
+            send_path = self._pick_path(message.cls, now)
+            if send_path is None:
+                return None
+            burst = self._data_burst(message, send_path, now)
+            if burst is not None:
+                return burst
+        return None
+
+    def _pick_path(self, cls: int, now: float) -> SendPath | None:
+        """The next path, in turn, that has room, credit and its pacing time behind it."""
+        paths = self.paths
+        for _ in range(len(paths)):
+            path = paths[self._turn % len(paths)]
+            self._turn += 1
+            if path.next_send_at > now or not path.room():
+                continue
+            flights = path.spaces[cls].flights
+            if flights and path.spaces[cls].next_seq - flights[0].seq >= wire.MASK_WINDOW:
+                continue
+            return path
+        return None
+
+    def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | None:
+        chunk_bytes = message.spec.chunk_bytes
+        stride = chunk_bytes + HEADER_BYTES
+        most = max(1, path.room() // (stride + DATAGRAM_OVERHEAD_BYTES))
+        space = path.spaces[message.cls]
+        if message.repairable:
+            chunks: npt.NDArray[np.uint32] | None = message.take_lost(most)
+            assert chunks is not None
+            first, count = 0, len(chunks)
+            if not count:
+                return None
+        else:
+            chunks = None
+            first, count = message.take_run(most)
+        row = message.row
+        self._stamp(row, message.cls, path.path, count, message.id, message.spec.chunks, space.next_seq, now)
+        if chunks is None:
+            nbytes = self._buffer.fill_run(row, message.source, chunk_bytes, first, count)
+        else:
+            nbytes = self._buffer.fill_scattered(row, message.source, chunk_bytes, chunks)
+        message.paths.add(path.path)
+        if (
+            message.all_sent
+            and chunks is None
+            and (message.spec.chunks > message.per_burst or message.may_miss)
+        ):
+            message.end_due.extend(sorted(message.paths))
+        self._launch(
+            Flight(space.next_seq, count, nbytes, now, message, first, chunks, None), path, space, now
+        )
+        return Burst(
+            self._buffer.data[:nbytes], stride, path.path, message.cls, path.address, self._buffer.pointer
+        )
+
+    def _control_burst(self, control: Control, now: float) -> Burst:
+        if control.path is None:
+            path = self.paths[self._turn % len(self.paths)]
+            if len(self.paths) > 1:
+                self._turn += 1
+        else:
+            path = self.paths[control.path]
+        space = path.spaces[control.cls]
+        header = wire.Header(
+            wire.VERSION, control.type, 0, 0, 1, 0, self.rank, self.session, control.message, control.chunks, 0, 0, 0, 0, 0,
+            len(control.payload),
+        )  # fmt: skip
+        row = wire.header_row(header)
+        acknowledged = control.type is not Type.FEEDBACK
+        seq = space.next_seq
+        if not acknowledged:
+            path.feedback_seq += 1
+            seq = path.feedback_seq
+        self._stamp(row, control.cls, path.path, 1, control.message, control.chunks, seq, now)
+        nbytes = self._buffer.fill_control(row, control.payload)
+        if acknowledged:
+            self._launch(Flight(seq, 1, nbytes, now, None, 0, None, control), path, space, now)
+        else:
+            self.bytes_sent += nbytes
+            self.datagrams_sent += 1
+        return Burst(
+            self._buffer.data[:nbytes], nbytes, path.path, control.cls, path.address, self._buffer.pointer
+        )
+
+    def _stamp(
+        self,
+        row: npt.NDArray[np.uint64],
+        cls: int,
+        path: int,
+        count: int,
+        message: int,
+        chunks: int,
+        seq: int,
+        now: float,
+    ) -> None:
+        small = row.view(np.uint8)
+        small[2] = cls
+        small[3] = path
+        small[4] = count
+        wire.set_varying(small, chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(message >> 48))
+
+    def _launch(self, flight: Flight, path: SendPath, space: SendSpace, now: float) -> None:
+        space.next_seq += 1
+        space.flights.append(flight)
+        path.inflight_bytes += flight.nbytes
+        path.inflight_cost += flight.cost
+        self.bytes_sent += flight.nbytes
+        self.datagrams_sent += flight.count
+        if path.probe_at == float("inf"):
+            path.arm_probe(now)
+        pace = path.congestion.pacing_bps()
+        if pace and flight.message is not None:
+            path.next_send_at = max(path.next_send_at, now - 1e-3) + 8.0 * flight.nbytes / pace
+
+    # --- what the peer says
+
+    def on_feedback(self, path_id: int, feedback: wire.Feedback, received_at: float, now: float) -> None:
+        """Masks, credit, grants and a round trip sample."""
+        path = self.paths[path_id]
+        path.window_bytes = feedback.window_bytes
+        for message_id, limit in feedback.grants:
+            message = self.messages.get(message_id)
+            if message is not None:
+                self._grant(message, limit)
+        before = path.inflight_bytes
+        for space in feedback.spaces:
+            self._on_masks(path, path.spaces[space.cls & 3], space, now)
+        acked = before - path.inflight_bytes
+        if acked > 0:
+            held = feedback.held_us * 1e-6
+            rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
+            path.congestion.on_acked(acked, max(rtt, 1e-6), now=now)
+        if acked > 0 or feedback.asked:
+            path.probes = 0
+            path.arm_probe(now)
+        self._detect_loss(path, now)
+        if not any(space.flights for space in path.spaces):
+            path.probe_at = float("inf")
+
+    def _on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
+        masks, base = report.masks, report.base
+        offset = base - (
+            base & ~0xFFFFFFFF
+        )  # sequence numbers are compared modulo 2^32 through their low words
+        kept: deque[Flight] = deque()
+        flights = space.flights
+        newest: Flight | None = None
+        while flights:
+            flight = flights[0]
+            index = (flight.seq & 0xFFFFFFFF) - offset
+            if index >= len(masks):
+                break
+            flights.popleft()
+            got = masks[index] & flight.unacked if index >= 0 else 0
+            if got:
+                newest = flight
+                self._on_acked(flight, got)
+            if flight.unacked:
+                kept.append(flight)
+            else:
+                path.inflight_bytes -= flight.nbytes
+                path.inflight_cost -= flight.cost
+        if kept:
+            kept.extend(flights)
+            space.flights = kept
+        if newest is not None:
+            space.largest_acked = max(space.largest_acked, newest.seq)
+            path.on_rtt(max(now - newest.sent_at, 1e-6))
+        if space.lost:
+            self._notice_late(path, space, masks, offset, now)
+
+    def _on_acked(self, flight: Flight, got: int) -> None:
+        flight.unacked ^= got
+        message = flight.message
+        if message is None or message.done:
+            return
+        if flight.chunks is None and not flight.unacked and got == (1 << flight.count) - 1:
+            message.acked[flight.first : flight.first + flight.count] = True
+        else:
+            message.acked[flight.chunks_at(got)] = True
+
+    def _notice_late(
+        self, path: SendPath, space: SendSpace, masks: Sequence[int], offset: int, now: float
+    ) -> None:
+        """Flights declared lost that came after all: the path reorders more than was believed."""
+        for flight in space.lost:
+            index = (flight.seq & 0xFFFFFFFF) - offset
+            got = masks[index] & flight.unacked if 0 <= index < len(masks) else 0
+            if got:
+                self._on_acked(flight, got)
+                late = now - flight.sent_at - path.srtt
+                path.reorder_s = min(max(path.reorder_s, 1.25 * late), 0.5)
+
+    def _detect_loss(self, path: SendPath, now: float) -> None:
+        """Declare lost what was overtaken and is old enough; arm the timer for what is not old enough yet."""
+        path.loss_at = float("inf")
+        delay = path.loss_delay()
+        for space in path.spaces:
+            flights = space.flights
+            if not flights or flights[0].seq >= space.largest_acked:
+                continue
+            kept: deque[Flight] = deque()
+            for flight in flights:
+                if flight.seq >= space.largest_acked:
+                    kept.append(flight)
+                elif flight.sent_at + delay <= now:
+                    self._on_lost(path, space, flight, now)
+                else:
+                    path.loss_at = min(path.loss_at, flight.sent_at + delay)
+                    kept.append(flight)
+            space.flights = kept
+
+    def _on_lost(self, path: SendPath, space: SendSpace, flight: Flight, now: float) -> None:
+        path.inflight_bytes -= flight.nbytes
+        path.inflight_cost -= flight.cost
+        lost = flight.unacked.bit_count()
+        path.congestion.on_lost(lost * flight.nbytes // flight.count, now=now)
+        if flight.control is not None:
+            if flight.control.reliable and not flight.control.dropped:
+                self.control.append(flight.control)
+            return
+        space.lost.append(flight)
+        message = flight.message
+        if message is not None and not message.done:
+            message.add_lost(flight.chunks_at(flight.unacked))
+            self._wake(message)
+
+    def on_final(self, message_id: int, final: wire.Final) -> None:
+        """The receiver's last word on a message."""
+        message = self.messages.get(message_id)
+        if message is None:
+            return
+        outcome = message.add_final(final)
+        if outcome is not None:
+            self._forget(message)
+            message.finish(outcome)
+
+    # --- timers
+
+    def next_timeout(self) -> float:
+        """Seconds (on the core's clock) at which ``on_timer`` has something to do; infinity if nothing has."""
+        at = float("inf")
+        for path in self.paths:
+            at = min(at, path.probe_at, path.loss_at)
+            if self._active and path.next_send_at > 0 and path.room():
+                at = min(at, path.next_send_at)
+        return at
+
+    def on_timer(self, now: float) -> None:
+        """Loss timers and retransmission timeouts that are due."""
+        for path in self.paths:
+            if path.loss_at <= now:
+                self._detect_loss(path, now)
+            if path.probe_at <= now:
+                self._probe(path, now)
+
+    def _probe(self, path: SendPath, now: float) -> None:
+        """Ask for feedback in every class that has something in flight, and for grants that may have been lost."""
+        path.probes += 1
+        path.probe_at = float("inf")
+        asked = False
+        for cls, space in enumerate(path.spaces):
+            if not space.flights:
+                continue
+            asked = True
+            self._trim_probes(path, space)
+            owner = next((f.message for f in reversed(space.flights) if f.message is not None), None)
+            if owner is not None:
+                probe = Control(Type.END, owner.id, chunks=owner.spec.chunks, cls=cls, path=path.path)
+            else:
+                probe = Control(Type.PING, 0, cls=cls, path=path.path)
+            self.control.append(probe)
+        if not asked and any(m.blocked() for m in self.messages.values()):
+            asked = True
+            self.control.append(Control(Type.PING, 0, path=path.path))
+        if asked:
+            path.arm_probe(now)
+
+    def _trim_probes(self, path: SendPath, space: SendSpace) -> None:
+        """Keep only the last probes of a silent peer, so that they do not fill the mask window."""
+        probes = [f for f in space.flights if f.control is not None and not f.control.reliable]
+        for flight in probes[:-4]:
+            space.flights.remove(flight)
+            path.inflight_bytes -= flight.nbytes
+            path.inflight_cost -= flight.cost

@@ -1,0 +1,326 @@
+"""Wire format: one big-endian header table, and the payloads of control datagrams.
+
+Theory of operation. Every datagram starts with the 48-byte ``HEADER``. Datagrams leave in bursts: all of a burst share
+everything but ``position``, ``chunk``, ``contributions`` and ``length``, so a burst is coded and checked with a few
+vectorised operations. The packet number of a datagram, within its (path, class), is (burst, position): an acknowledgement
+is then a 64-bit mask a burst, and a window of masks tells a sender the fate of everything that may be in flight, however
+many earlier acknowledgements were lost. Everything but FEEDBACK and the handshake is acknowledged this way.
+
+Payloads are little-endian, as every host that torch runs on is; HELLO states the byte order and a peer of another refuses.
+``docs/wire.md`` is generated from the tables here (``python -m dblp.transport.wire_doc``).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.transport.config import HEADER_BYTES
+from dblp.transport.message import MessageSpec
+from dblp.transport.policy import Stop
+
+VERSION = 1
+"""Major version, the first byte of every datagram in all versions: peers of another are refused, not misread."""
+
+HEADER = np.dtype(
+    [
+        ("version", "u1"),  # 0: major version of the protocol
+        ("type", "u1"),  # 1: Type
+        ("cls", "u1"),  # 2: class, 0 critical .. 3 lost first
+        ("path", "u1"),  # 3: path, the index of the local port at both ends
+        ("count", "u1"),  # 4: datagrams in this burst, 1..64
+        ("position", "u1"),  # 5: this datagram's place in its burst, 0..count-1
+        ("rank", ">u2"),  # 6: the sender's rank
+        ("session", ">u8"),  # 8: random 64 bits of this job and generation
+        ("message", ">u8"),  # 16: message id: group (16 bits), round (32), leg and step (16)
+        ("chunks", ">u4"),  # 24: chunks in the message
+        ("burst", ">u4"),  # 28: burst number within (path, class)
+        ("sent_at", ">u4"),  # 32: sender's clock in microseconds, modulo 2^32
+        ("watermark", ">u4"),  # 36: the sender has ended all rounds of this group below this one
+        ("chunk", ">u4"),  # 40: index of this chunk
+        ("contributions", ">u2"),  # 44: ranks whose gradients this chunk sums
+        ("length", ">u2"),  # 46: payload bytes of this datagram
+    ]
+)
+"""Header of every datagram; comment: byte offset, meaning and unit."""
+
+_HEADER_STRUCT = struct.Struct(">BBBBBBHQQIIIIIHH")
+assert HEADER.itemsize == _HEADER_STRUCT.size == HEADER_BYTES
+
+BURST_DATAGRAMS = 64
+"""Most datagrams in a burst: bits of an acknowledgement mask, and the kernel's UDP_MAX_SEGMENTS before 6.9."""
+MASK_WINDOW = 128
+"""Bursts of a (path, class) that one feedback covers; a sender keeps no more than this many unacknowledged."""
+
+
+class Type(enum.IntEnum):
+    """What a datagram is."""
+
+    DATA = 1
+    """A chunk of a message."""
+    OPEN = 2
+    """What a message is (``Open``); no message completes without it."""
+    END = 3
+    """First transmissions of the message on this (path, class) are out; also the probe that asks for feedback."""
+    FINAL = 4
+    """The receiver's last word on a message: a bitmap of what it counted."""
+    FEEDBACK = 5
+    """Masks of received bursts, echo of the send time, credit and grants; not acknowledged itself."""
+    PING = 6
+    """Asks for feedback: a sign of life, and all grants again."""
+    ABORT = 7
+    """The sender's endpoint failed; why, and which ranks are to blame."""
+    CLOSE = 8
+    """The sender leaves; nothing more will come from it."""
+    HELLO = 9
+    """Handshake: who I am (msgpack), with a cookie on the second try."""
+    RETRY = 10
+    """Handshake: come again with this cookie; no state was held."""
+    WELCOME = 11
+    """Handshake: the peer's answer, address proved both ways."""
+    REFUSE = 12
+    """Handshake: why not (version, session, world size)."""
+
+
+class Header(NamedTuple):
+    """One decoded header; fields as in ``HEADER``."""
+
+    version: int
+    type: int
+    cls: int
+    path: int
+    count: int
+    position: int
+    rank: int
+    session: int
+    message: int
+    chunks: int
+    burst: int
+    sent_at: int
+    watermark: int
+    chunk: int
+    contributions: int
+    length: int
+
+
+decode_header_from = _HEADER_STRUCT.unpack_from
+"""``decode_header_from(buffer, offset)``: the fields of ``Header`` as a plain tuple (hot path)."""
+
+
+def encode_header(header: Header) -> bytes:
+    """One header as its 48 bytes."""
+    return _HEADER_STRUCT.pack(*header)
+
+
+def decode_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
+    """One header from bytes; raises struct.error if there are fewer than 48."""
+    return Header(*_HEADER_STRUCT.unpack_from(data, offset))
+
+
+def header_row(header: Header) -> npt.NDArray[np.uint64]:
+    """A header as a row of six native 64-bit words: the template of a burst."""
+    return np.frombuffer(bytearray(encode_header(header)), np.uint64)
+
+
+_VARYING = struct.Struct(">IIII")
+_VARYING_OFFSET = 24
+
+
+def set_varying(row: Any, chunks: int, burst: int, sent_at: int, watermark: int) -> None:
+    """Write what changes from burst to burst into a template row."""
+    _VARYING.pack_into(row, _VARYING_OFFSET, chunks, burst, sent_at, watermark)
+
+
+def clock_us(now: float) -> int:
+    """``now`` (seconds) as the header's microseconds modulo 2^32."""
+    return int(now * 1e6) & 0xFFFFFFFF
+
+
+def since_us(earlier: int, later: int) -> float:
+    """Seconds from one header clock reading to another of the same clock, at most 2^31 us (35 minutes) apart."""
+    delta = (later - earlier) & 0xFFFFFFFF
+    return (delta - (1 << 32) if delta >= 1 << 31 else delta) * 1e-6
+
+
+# Chunk indices as they stand on the wire, in native words: slices of this table are copied into bursts and compared with
+# received headers, so that no index is ever byte-swapped one by one.
+_index_table: npt.NDArray[np.uint32] = np.arange(1 << 16, dtype=np.uint32).byteswap()
+
+
+def wire_indices(stop: int) -> npt.NDArray[np.uint32]:
+    """Table whose entry i holds the four wire bytes of chunk index i, for i < stop at least."""
+    global _index_table
+    if stop > len(_index_table):
+        _index_table = np.arange(1 << (stop - 1).bit_length(), dtype=np.uint32).byteswap()
+    return _index_table
+
+
+POSITIONS: npt.NDArray[np.uint8] = np.arange(BURST_DATAGRAMS, dtype=np.uint8)
+"""0..63, the position column of a burst."""
+
+
+# --- control payloads
+
+
+class Open(NamedTuple):
+    """Payload of OPEN."""
+
+    spec: MessageSpec
+    signature: bytes
+    energy: float
+
+
+_OPEN = struct.Struct("<QIdBddB")
+_STOPS = tuple(Stop)
+
+
+def encode_open(message: Open) -> bytes:
+    """OPEN's payload."""
+    spec = message.spec
+    stop = _STOPS.index(spec.stop)
+    fixed = (
+        spec.nbytes,
+        spec.chunk_bytes,
+        spec.budget,
+        stop,
+        spec.stop_after_s,
+        message.energy,
+        len(message.signature),
+    )
+    return _OPEN.pack(*fixed) + message.signature
+
+
+def decode_open(payload: bytes) -> Open | None:
+    """OPEN's payload, or None if it makes no sense."""
+    if len(payload) < _OPEN.size:
+        return None
+    nbytes, chunk_bytes, budget, stop, stop_after, energy, length = _OPEN.unpack_from(payload)
+    if (
+        stop >= len(_STOPS)
+        or chunk_bytes == 0
+        or not 0.0 <= budget < 1.0
+        or len(payload) != _OPEN.size + length
+    ):
+        return None
+    spec = MessageSpec(
+        nbytes=nbytes, chunk_bytes=chunk_bytes, budget=budget, stop=_STOPS[stop], stop_after_s=stop_after
+    )
+    return Open(spec, payload[_OPEN.size :], energy)
+
+
+class Space(NamedTuple):
+    """Acknowledgement of one class: ``masks[i]`` has a bit for each datagram that came of burst ``base + i``."""
+
+    cls: int
+    base: int
+    masks: tuple[int, ...]
+
+
+class Feedback(NamedTuple):
+    """Payload of FEEDBACK; it speaks of the path that it is sent on."""
+
+    echo: int
+    """``sent_at`` of the datagram that came last."""
+    held_us: int
+    """Microseconds between its arrival in the kernel and this feedback."""
+    window_bytes: int
+    """Credit: most bytes (truesize) that the peer may have unacknowledged on this path; absolute."""
+    asked: bool
+    """This answers an END or PING."""
+    grants: tuple[tuple[int, int], ...]
+    """(message id, chunk limit): chunks below the limit may be sent; absolute."""
+    spaces: tuple[Space, ...]
+
+
+_FEEDBACK = struct.Struct("<IIIBBB")
+_GRANT = struct.Struct("<QI")
+_SPACE = struct.Struct("<BBI")
+MAX_GRANTS = 24
+"""Grants in one feedback, so that it fits the smallest datagram with a full window of masks."""
+
+
+def encode_feedback(feedback: Feedback) -> bytes:
+    """FEEDBACK's payload."""
+    head = _FEEDBACK.pack(
+        feedback.echo,
+        min(feedback.held_us, 0xFFFFFFFF),
+        min(feedback.window_bytes, 0xFFFFFFFF),
+        feedback.asked,
+        len(feedback.grants),
+        len(feedback.spaces),
+    )
+    parts = [head]
+    parts += [_GRANT.pack(*grant) for grant in feedback.grants]
+    for space in feedback.spaces:
+        parts.append(_SPACE.pack(space.cls, len(space.masks), space.base))
+        parts.append(struct.pack(f"<{len(space.masks)}Q", *space.masks))
+    return b"".join(parts)
+
+
+def decode_feedback(payload: bytes) -> Feedback | None:
+    """FEEDBACK's payload, or None if it makes no sense."""
+    try:
+        echo, held, window, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
+        at = _FEEDBACK.size
+        grants = []
+        for _ in range(n_grants):
+            grants.append(_GRANT.unpack_from(payload, at))
+            at += _GRANT.size
+        spaces = []
+        for _ in range(n_spaces):
+            cls, length, base = _SPACE.unpack_from(payload, at)
+            at += _SPACE.size
+            spaces.append(Space(cls, base, struct.unpack_from(f"<{length}Q", payload, at)))
+            at += 8 * length
+    except struct.error:
+        return None
+    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces))  # type: ignore[arg-type]
+
+
+class Final(NamedTuple):
+    """Payload of FINAL: part ``part`` of ``parts`` of the bitmap of counted chunks; no bits at all means every chunk."""
+
+    part: int
+    parts: int
+    bits: bytes
+
+
+_FINAL = struct.Struct("<HH")
+FINAL_PART_BYTES = 384
+"""Bitmap bytes in one FINAL datagram: fits the smallest datagram (512 bytes)."""
+
+
+def encode_final(final: Final) -> bytes:
+    """FINAL's payload."""
+    return _FINAL.pack(final.part, final.parts) + final.bits
+
+
+def decode_final(payload: bytes) -> Final | None:
+    """FINAL's payload, or None if it makes no sense."""
+    if len(payload) < _FINAL.size:
+        return None
+    part, parts = _FINAL.unpack_from(payload)
+    if part >= parts:
+        return None
+    return Final(part, parts, payload[_FINAL.size :])
+
+
+def final_parts(have: npt.NDArray[np.bool_]) -> list[Final]:
+    """The FINAL datagrams that say which chunks were counted."""
+    if bool(have.all()):
+        return [Final(0, 1, b"")]
+    bits = np.packbits(have, bitorder="little").tobytes()
+    pieces = [bits[at : at + FINAL_PART_BYTES] for at in range(0, len(bits), FINAL_PART_BYTES)]
+    return [Final(part, len(pieces), piece) for part, piece in enumerate(pieces)]
+
+
+def missing_from_bits(bits: bytes, chunks: int) -> npt.NDArray[np.uint32]:
+    """Indices of the chunks that a FINAL bitmap leaves out, ascending."""
+    if not bits:
+        return np.empty(0, np.uint32)
+    have = np.unpackbits(np.frombuffer(bits, np.uint8), count=chunks, bitorder="little")
+    return np.flatnonzero(have == 0).astype(np.uint32)
