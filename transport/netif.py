@@ -157,8 +157,8 @@ def _by_route(master: str, targets: Sequence[str], interfaces: Sequence[Interfac
         shown = master if target == master else f"{master} ({target})"
         return _choice(_owner(source, interfaces), f"it is on the route to the master {shown}")
     raise ConfigError(
-        f"no route leads to the master {master} ({', '.join(targets)}); this host has {describe(interfaces)}. "
-        f"Check MASTER_ADDR, or name an interface in DBLP_IFNAME"
+        f"no route leads to the master {master} ({', '.join(targets)}); this host has "
+        f"{describe(interfaces)}. Check MASTER_ADDR, or name an interface in DBLP_IFNAME"
     )
 
 

@@ -1,7 +1,8 @@
 """The port: the small interface between the protocol core and a network, real or simulated.
 
-A port sends bursts and hands over received datagrams a batch at a time. It never looks into a header. ``udp.UdpPort``
-is the one on sockets, ``sim.port.SimPort`` the one in virtual time, ``impair.ImpairedPort`` wraps either.
+A port sends bursts and hands over received datagrams a batch at a time. It never looks into a header.
+``udp.UdpPort`` is the one on sockets, ``sim.port.SimPort`` the one in virtual time, ``impair.ImpairedPort``
+wraps either.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class Address(NamedTuple):
 class Burst:
     """Datagrams of one message, path and class that leave in one system call.
 
-    ``data`` (uint8, 1-D) holds them back to back; all are ``segment`` bytes long but the last, which may be shorter.
-    The memory is the core's and is reused as soon as ``Port.send`` returns. ``pointer``: the memory address of
-    ``data[0]`` where the core knows it, which spares a port on sockets half a microsecond; 0: not known.
+    ``data`` (uint8, 1-D) holds them back to back; all are ``segment`` bytes long but the last, which may be
+    shorter. The memory is the core's and is reused as soon as ``Port.send`` returns. ``pointer``: the memory
+    address of ``data[0]`` where the core knows it, which spares a port on sockets half a microsecond; 0: not
+    known.
     """
 
     __slots__ = ("address", "cls", "data", "path", "pointer", "segment")
@@ -52,10 +54,11 @@ class Burst:
 class Slab:
     """Received datagrams of equal length but the last, laid out with one stride in ``arena``.
 
-    Datagram i starts at ``offset + i * stride`` in ``arena`` (uint8, 1-D) and is ``size`` bytes long, the last one
-    ``last`` bytes (<= size). A coalesced super-packet has stride == size; single datagrams that were read into
-    slots have the slot's stride. Valid only until the receiving callback returns: the arena is reused.
-    ``received_at``: seconds on the loop's clock at which the kernel (or simulator) got the first of them.
+    Datagram i starts at ``offset + i * stride`` in ``arena`` (uint8, 1-D) and is ``size`` bytes long, the
+    last one ``last`` bytes (<= size). A coalesced super-packet has stride == size; single datagrams that were
+    read into slots have the slot's stride. Valid only until the receiving callback returns: the arena is
+    reused. ``received_at``: seconds on the loop's clock at which the kernel (or simulator) got the first of
+    them.
     """
 
     __slots__ = ("arena", "count", "last", "offset", "path", "received_at", "size", "source", "stride")
@@ -104,7 +107,8 @@ class PortFacts:
     """What the core must know of its port."""
 
     receive_buffer_bytes: int
-    """Real size of the kernel's receive buffer of each path, as read back (the kernel charges truesize against it)."""
+    """Real size of the kernel's receive buffer of each path, as read back (the kernel charges truesize
+    against it)."""
     max_datagram_bytes: int
     """Largest UDP payload that leaves the chosen interface unfragmented."""
 
@@ -121,8 +125,8 @@ class Port(Protocol):
         """Buffer and datagram limits."""
 
     def open(self, on_batch: Callable[[Sequence[Slab]], None], on_writable: Callable[[], None]) -> None:
-        """Start to receive, on the running event loop. ``on_batch`` gets received datagrams, ``on_writable`` is called
-        once after a ``send`` that returned False as soon as sending may be tried again."""
+        """Start to receive, on the running event loop. ``on_batch`` gets received datagrams, ``on_writable``
+        is called once after a ``send`` that returned False as soon as sending may be tried again."""
 
     def send(self, burst: Burst) -> bool:
         """Hand over a burst; False when the network would block (nothing was taken: send it again later)."""

@@ -16,18 +16,17 @@ import ctypes
 import errno
 import logging
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from dblp.errors import ClosedError, ConfigError, LocalError
+from dblp.errors import ClosedError, LocalError
 from dblp.transport import libc, netif
 from dblp.transport.config import TransportConfig
 from dblp.transport.port import Address, Burst, PortFacts, Slab
 from dblp.transport.udp_receive import Receiver
 from dblp.transport.udp_send import BLOCKED, REFUSED, Outcome, Sender, Way
+from dblp.transport.udp_socket import bind, probe, snmp_receive_errors, socket_drops
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +38,6 @@ NO_BUFFERS_RETRY_S = 0.001
 at 1 Gb/s."""
 MAX_REFUSED = 4096
 """Addresses whose refusals are remembered."""
-SNMP = Path("/proc/net/snmp")
-
-_CLAMPED = "the kernel gives a %s buffer of %d bytes where %d were asked for: bursts may be lost or wait. As root: %s"
-_clamped_warned: set[int] = set()  # socket options that this process has already warned about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +79,6 @@ class Refusals:
     """When the last one was read, ``time.monotonic()``; 0: never."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """What the kernel offers a UDP socket, as a probe saw it (``dblp doctor`` prints it)."""
-
-    gso: bool
-    gro: bool
-    timestamps: bool
-    drop_counter: bool
-
-
 class _Path:
     """One socket and what is known of it."""
 
@@ -112,9 +97,13 @@ class UdpPort:
     """``transport.port.Port`` on UDP sockets. All sockets are bound to one address of one family."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], choice: netif.Choice, config: TransportConfig, way: Way
+        self,
+        sockets: Sequence[socket.socket],
+        choice: netif.Choice,
+        config: TransportConfig,
+        way: Way,
+        calls: libc.Calls,
     ) -> None:
-        calls = libc.load()
         self.choice = choice
         self._family = choice.family
         self._paths = [_Path(sock, index, Sender(sock, way, calls)) for index, sock in enumerate(sockets)]
@@ -133,7 +122,7 @@ class UdpPort:
         self._on_writable: Callable[[], None] = _nothing
         self._refused: dict[Address, Refusals] = {}
         self._refused_total = self._lost_on_send = self._blocked = self._no_buffers = 0
-        self._snmp_drops = _snmp_receive_errors()
+        self._snmp_drops = snmp_receive_errors()
         self._closed_drops = 0
         self._closed = False
 
@@ -256,9 +245,9 @@ class UdpPort:
     def _kernel_drops(self) -> int:
         if self._closed:
             return self._closed_drops
-        drops = [_socket_drops(path.sock) for path in self._paths]
+        drops = [socket_drops(path.sock) for path in self._paths]
         if None in drops:
-            return _snmp_receive_errors() - self._snmp_drops
+            return snmp_receive_errors() - self._snmp_drops
         return sum(drop for drop in drops if drop is not None)
 
     # Sending, off the hot path
@@ -330,7 +319,7 @@ class UdpPort:
             self._on_writable()
 
     def _flush(self, path: _Path) -> bool:
-        """Send the rest of a partly taken burst; True if nothing is left. What the kernel refuses twice is lost."""
+        """Send the rest of a partly taken burst; True if nothing is left. Refused twice is lost."""
         outcome = path.sender.flush()
         if outcome is None or path.sender.errno not in REFUSED:
             return outcome is None
@@ -346,132 +335,40 @@ _NO_REFUSALS = Refusals()
 
 
 def open_port(
-    config: TransportConfig, *, master: Address | None = None, host: str | None = None, way: Way = Way.GSO
+    config: TransportConfig,
+    *,
+    master: Address | None = None,
+    host: str | None = None,
+    way: Way = Way.GSO,
+    calls: libc.Calls | None = None,
 ) -> UdpPort:
     """Open ``config.paths`` sockets on the interface that leads to ``master``, or on ``host`` where it is
     given.
 
-    ``way``: the fastest way of sending to use where the kernel has it. Raises ConfigError (interface,
-    address, family).
+    ``way``: the fastest way of sending to use where the kernel has it; ``calls``: libc as ``libc.load`` binds
+    it. Raises ConfigError (interface, address, family).
     """
-    libc.require_linux64()
+    calls = calls or libc.load()
     choice = netif.choose(config.ifname, master=master.host if master else None, host=host)
     sockets: list[socket.socket] = []
     try:
         for _ in range(config.paths):
-            sockets.append(_bind(choice, config))
+            sockets.append(bind(choice, config))
         if way is Way.GSO and not probe(sockets[0]).gso:
             logger.warning(
                 "this kernel has no UDP_SEGMENT (Linux 4.18): bursts leave by sendmmsg, several times dearer"
             )
             way = Way.SENDMMSG
-        return UdpPort(sockets, choice, config, way)
+        return UdpPort(sockets, choice, config, way, calls)
     except BaseException:
         for sock in sockets:
             sock.close()
         raise
 
 
-def probe(sock: socket.socket) -> Features:
-    """What the kernel offers. Leaves UDP_GRO and SO_TIMESTAMPNS on, UDP_SEGMENT off."""
-    return Features(
-        gso=_try(sock, libc.SOL_UDP, libc.UDP_SEGMENT, 0),
-        gro=_try(sock, libc.SOL_UDP, libc.UDP_GRO, 1),
-        timestamps=_try(sock, socket.SOL_SOCKET, libc.SO_TIMESTAMPNS, 1),
-        drop_counter=_socket_drops(sock) is not None,
-    )
-
-
-def set_buffer(sock: socket.socket, option: int, asked: int) -> int:
-    """Ask for ``asked`` bytes of SO_RCVBUF or SO_SNDBUF; what the kernel gives (it doubles the figure for
-    overhead)."""
-    force = libc.SO_RCVBUFFORCE if option == socket.SO_RCVBUF else libc.SO_SNDBUFFORCE
-    if not _try(sock, socket.SOL_SOCKET, force, asked):  # needs CAP_NET_ADMIN
-        sock.setsockopt(socket.SOL_SOCKET, option, asked)
-    return sock.getsockopt(socket.SOL_SOCKET, option)
-
-
-def sysctl_line(option: int, asked: int) -> str:
-    """The line that a person with root types so that ``asked`` bytes are given."""
-    name = "rmem_max" if option == socket.SO_RCVBUF else "wmem_max"
-    return f"sysctl -w net.core.{name}={asked}"
-
-
-def _bind(choice: netif.Choice, config: TransportConfig) -> socket.socket:
-    sock = socket.socket(choice.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        if choice.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        _set_path_options(sock)
-        _set_buffers(sock, config)
-        if not (_try(sock, socket.SOL_SOCKET, libc.SO_TIMESTAMPNS, 1)):
-            raise ConfigError(
-                "this kernel gives no receive timestamps (SO_TIMESTAMPNS), which the transport needs"
-            )
-        _try(sock, libc.SOL_UDP, libc.UDP_GRO, 1)  # without it, single datagrams take the same path
-        sock.bind(netif.sockaddr(choice.host, 0, choice.family))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"cannot bind a UDP socket to {choice.host} ({choice.ifname}): {error.strerror}"
-        ) from error
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _set_path_options(sock: socket.socket) -> None:
-    """Never fragment, and report ICMP errors: a fragment's loss costs the whole datagram and no switch hashes
-    its ports."""
-    if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, libc.IPV6_MTU_DISCOVER, libc.PMTUDISC_DO)
-        sock.setsockopt(socket.IPPROTO_IPV6, libc.IPV6_RECVERR, 1)
-    else:
-        sock.setsockopt(socket.IPPROTO_IP, libc.IP_MTU_DISCOVER, libc.PMTUDISC_DO)
-        sock.setsockopt(socket.IPPROTO_IP, libc.IP_RECVERR, 1)
-
-
-def _set_buffers(sock: socket.socket, config: TransportConfig) -> None:
-    wanted = {socket.SO_RCVBUF: config.receive_buffer_bytes, socket.SO_SNDBUF: config.send_buffer_bytes}
-    for option, asked in wanted.items():
-        given = set_buffer(sock, option, asked) // 2
-        if given < asked and option not in _clamped_warned:
-            _clamped_warned.add(option)
-            what = "receive" if option == socket.SO_RCVBUF else "send"
-            logger.warning(_CLAMPED, what, given, asked, sysctl_line(option, asked))
-
-
-def _try(sock: socket.socket, level: int, option: int, value: int) -> bool:
-    try:
-        sock.setsockopt(level, option, value)
-    except OSError:
-        return False
-    return True
-
-
 def _address(sock: socket.socket) -> Address:
     name = sock.getsockname()
     return Address(libc.with_scope(name[0], name[3] if len(name) > 3 else 0), name[1])
-
-
-def _socket_drops(sock: socket.socket) -> int | None:
-    """Datagrams that found this socket's receive buffer full; None before Linux 4.12."""
-    try:
-        raw = sock.getsockopt(socket.SOL_SOCKET, libc.SO_MEMINFO, 36)
-    except OSError:
-        return None
-    words = struct.unpack(f"={len(raw) // 4}I", raw)
-    return words[libc.SK_MEMINFO_DROPS] if len(words) > libc.SK_MEMINFO_DROPS else None
-
-
-def _snmp_receive_errors() -> int:
-    """RcvbufErrors of all UDP sockets of this network namespace; 0 where it cannot be read."""
-    try:
-        names, values = (line.split() for line in SNMP.read_text().splitlines() if line.startswith("Udp:"))
-        return int(values[names.index("RcvbufErrors")])
-    except (OSError, ValueError):
-        return 0
 
 
 def _ignore(slabs: Sequence[Slab]) -> None:
