@@ -287,11 +287,21 @@ def _after_fork() -> None:
     _shared.users = 0
 
 
-def _at_exit() -> None:
+_exit_calls: list[Callable[[], object]] = []
+
+
+def at_exit(call: Callable[[], object]) -> None:
+    """Have ``call()`` called at interpreter exit, after the engine has stopped."""
+    _exit_calls.append(call)
+
+
+def _stop_at_exit() -> None:
     engine = _shared.engine
     if engine is not None:
         engine.stop("the process is exiting")
+    for call in _exit_calls:
+        call()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(_stop_at_exit)
