@@ -157,7 +157,8 @@ def rendezvous_by_store(
     ``make_roster`` raises. ``place`` names the store in messages ("10.0.0.1:29500").
     """
     generation = store.add(f"dblp/generation/{rank}", 1)
-    store.set(_key(generation, rank), member(generation).encode())
+    own = member(generation)
+    store.set(_key(generation, rank), own.encode())
     absent = set(range(world_size))
     members: dict[int, Member] = {}
     deadline, pause = clock() + timeout_s, POLL_SECONDS
@@ -165,6 +166,7 @@ def rendezvous_by_store(
         for peer in sorted(absent):
             if store.check([_key(generation, peer)]):
                 members[peer] = Member.decode(bytes(store.get(_key(generation, peer))))
+                _check_pair(own, members[peer])  # at once: with another world size the absent may never come
                 absent.remove(peer)
         if not absent:
             return make_roster([members[peer] for peer in range(world_size)])

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+
 from dblp.collectives import engine as engine_module
 from dblp.collectives.engine import Engine, acquire_engine, release_engine
 from dblp.errors import ClosedError
@@ -155,7 +156,9 @@ def _in_child(engine, results):
 
 
 @pytest.mark.processes
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of forks beside threads: the very case
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Python 3.12 warns of forks beside threads: the very case
 def test_a_forked_child_gets_a_clear_error_and_may_make_its_own(engine):
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

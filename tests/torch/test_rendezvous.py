@@ -1,0 +1,145 @@
+"""The rendezvous through a key-value store, on a dictionary and a fake clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from dblp.collectives.rendezvous import (
+    Member,
+    Roster,
+    list_ranks,
+    make_roster,
+    new_member,
+    rendezvous_by_store,
+)
+from dblp.errors import DeadlineError, HandshakeError, VersionError
+from dblp.transport.port import Address
+
+
+class DictStore:
+    """torch's Store protocol on a dictionary."""
+
+    def __init__(self):
+        self.table = {}
+
+    def set(self, key, value):
+        self.table[key] = value
+
+    def get(self, key):
+        return self.table[key]
+
+    def check(self, keys):
+        return all(key in self.table for key in keys)
+
+    def add(self, key, amount):
+        self.table[key] = self.table.get(key, 0) + amount
+        return self.table[key]
+
+
+def member(rank, world_size=2, **changes):
+    made = new_member(rank, world_size, [Address("10.0.0.1", 4000 + rank)], 1464, 1)
+    return replace(made, **changes)
+
+
+def meet(store, rank, world_size=2, timeout_s=5.0, make=member):
+    """Join on a clock that jumps with every sleep."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    return rendezvous_by_store(
+        store,
+        lambda generation: replace(make(rank, world_size), generation=generation),
+        rank=rank,
+        world_size=world_size,
+        timeout_s=timeout_s,
+        place="10.0.0.9:29500",
+        clock=lambda: now[0],
+        sleep=sleep,
+    )
+
+
+def publish(store, record, generation=1):
+    store.table[f"dblp/{generation}/member/{record.rank}"] = record.encode()
+
+
+def test_all_ranks_derive_the_same_roster():
+    store = DictStore()
+    publish(store, member(1, datagram_bytes=1400))
+    first = meet(store, 0)
+    second = meet(store, 1)
+    assert first.peers == ((Address("10.0.0.1", 4000),), (Address("10.0.0.1", 4001),))
+    assert first.datagram_bytes == 1400  # the least of all
+    assert second.session == first.session == Member.decode(store.get("dblp/1/member/0")).session
+
+
+def test_a_second_group_does_not_read_the_first_ones_addresses():
+    store = DictStore()
+    publish(store, member(1))
+    meet(store, 0)
+    with pytest.raises(DeadlineError, match="rank 1 of 2 has not come"):
+        meet(store, 0)
+    publish(store, member(1, addresses=(Address("10.0.0.1", 5001),)), generation=3)
+    assert meet(store, 0).peers[1] == (Address("10.0.0.1", 5001),)
+
+
+def test_the_absent_ranks_are_listed_with_place_and_remedy():
+    store = DictStore()
+    publish(store, member(1, 4))
+    with pytest.raises(DeadlineError) as caught:
+        meet(store, 0, 4, timeout_s=60)
+    assert caught.value.ranks == (2, 3)
+    assert "ranks 2, 3 of 4 have not come to the rendezvous at 10.0.0.9:29500 within 60 s" in str(
+        caught.value
+    )
+
+
+def test_world_sizes_that_differ_are_named_at_once():
+    store = DictStore()
+    publish(store, member(1, world_size=4))
+    with pytest.raises(HandshakeError, match="world_size 3, rank 1 with world_size 4"):
+        meet(store, 0, 3)
+
+
+def test_another_protocol_version_is_named():
+    store = DictStore()
+    publish(store, member(1, version=9))
+    with pytest.raises(VersionError, match=r"version 1 .* version 9"):
+        meet(store, 0)
+
+
+def test_path_counts_that_differ_are_named():
+    two = (Address("10.0.0.2", 1), Address("10.0.0.2", 2))
+    with pytest.raises(HandshakeError, match="1 paths, rank 1 has 2"):
+        make_roster([member(0), member(1, addresses=two)])
+
+
+def test_loopback_is_not_offered_to_another_host():
+    near = member(0, addresses=(Address("127.0.0.1", 1),))
+    far = member(1, host="elsewhere", host_key="another kernel")
+    with pytest.raises(HandshakeError, match="DBLP_IFNAME"):
+        make_roster([near, far])
+    same_host = member(1, addresses=(Address("127.0.0.1", 2),))
+    assert isinstance(make_roster([near, same_host]), Roster)
+
+
+def test_a_record_survives_coding_and_ignores_unknown_keys():
+    import msgpack
+
+    record = member(1, addresses=(Address("fe80::1%eth0", 7), Address("fe80::1%eth0", 8)))
+    assert Member.decode(record.encode()) == record
+    table = {**msgpack.unpackb(record.encode()), "colour": "red"}
+    assert Member.decode(msgpack.packb(table)) == record
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4rank\x01"])
+def test_records_that_are_none_raise_a_clear_error(data):
+    with pytest.raises(HandshakeError, match="cannot be read"):
+        Member.decode(data)
+
+
+def test_lists_of_ranks_read_well():
+    assert list_ranks({3}) == "rank 3"
+    assert list_ranks({5, 1, 2}) == "ranks 1, 2, 5"
+    assert list_ranks(range(20), most=3) == "ranks 0, 1, 2 and 17 more"
