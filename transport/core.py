@@ -302,7 +302,7 @@ class Core:
         if (header[6], header[3]) not in self.handshake.proved:
             self.drops[Drop.NOT_CONNECTED] += 1
             return 1
-        if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] > 3:
+        if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] & ~(wire.ASK | wire.CLASS_MASK):
             self.drops[Drop.TYPE] += 1
             return 1
         receiver.heard_at = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -77,6 +78,7 @@ class Endpoint:
         self.rank = core.rank
         self.world_size = core.world_size
         self._loop = asyncio.get_running_loop()
+        self._now = clock_of(self._loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._soon = False
@@ -84,7 +86,7 @@ class Endpoint:
         self._unsent: Burst | None = None
         self._closed = False
         self._connected: asyncio.Future[None] | None = None
-        self._started = self._loop.time()
+        self._started = self._now()
 
     @classmethod
     async def connect(
@@ -107,10 +109,11 @@ class Endpoint:
         """
         loop = asyncio.get_running_loop()
         agreed = min(datagram_bytes or config.datagram_bytes, port.facts.max_datagram_bytes)
+        now = clock_of(loop)()
         rng = np.random.default_rng([config.seed, session & 0xFFFFFFFF, session >> 32, rank])
         core = Core(
             rank=rank, world_size=world_size, session=session, generation=generation, config=config, facts=port.facts,
-            datagram_bytes=agreed, peers=peers, rng=rng, now=loop.time(),
+            datagram_bytes=agreed, peers=peers, rng=rng, now=now,
         )  # fmt: skip
         endpoint = cls(port, core, config)
         port.open(endpoint._on_batch, endpoint._on_writable)
@@ -135,8 +138,8 @@ class Endpoint:
                 f"rank {peer} at {peers[peer][0].host}:{peers[peer][0].port}" for peer in missing
             )
             raise DeadlineError(
-                f"rank {self.rank}: no answer from {where} within {self.config.connect_timeout_s:g} s; are they running, and does "
-                "a firewall let UDP through between the hosts?",
+                f"rank {self.rank}: no answer from {where} within {self.config.connect_timeout_s:g} s; are they running, "
+                "and does a firewall let UDP through between the hosts?",
                 missing,
             ) from None
         finally:
@@ -147,8 +150,8 @@ class Endpoint:
         told. Idempotent."""
         if self._closed:
             return
-        deadline = self._loop.time() + linger_s
-        while not self.core.idle() and self._loop.time() < deadline:
+        deadline = self._now() + linger_s
+        while not self.core.idle() and self._now() < deadline:
             self._pump()
             await asyncio.sleep(1e-3)
         for repeat in range(CLOSE_REPEATS):
@@ -174,7 +177,7 @@ class Endpoint:
 
     def time(self) -> float:
         """Seconds on the loop's clock."""
-        return self._loop.time()
+        return self._now()
 
     def begin_round(
         self, round_key: int, signature: bytes, describe: Callable[[bytes], str]
@@ -222,7 +225,7 @@ class Endpoint:
             sink,
             on_chunks=on_chunks,
             window=window,
-            now=self._loop.time(),
+            now=self._now(),
             on_done=_resolver(done),
         )
         self._pump_soon()
@@ -230,7 +233,7 @@ class Endpoint:
 
     def silence(self, peer: int) -> float:
         """Seconds since anything authentic came from the peer."""
-        return self._loop.time() - max(self.core.receivers[peer].heard_at, self._started)
+        return self._now() - max(self.core.receivers[peer].heard_at, self._started)
 
     def ping(self, peers: Collection[int]) -> None:
         """Ask the peers for a sign of life."""
@@ -243,7 +246,7 @@ class Endpoint:
         self._pump_soon()
 
     def _release(self, peer: int, message: Incoming, limit: int) -> None:
-        self.core.release(peer, message, limit, self._loop.time())
+        self.core.release(peer, message, limit, self._now())
         self._pump_soon()
 
     # --- moving bursts
@@ -251,7 +254,7 @@ class Endpoint:
     def _on_batch(self, batch: Sequence[Slab]) -> None:
         self._busy = True
         try:
-            self.core.receive_burst(batch, now=self._loop.time())
+            self.core.receive_burst(batch, now=self._now())
         finally:
             self._busy = False
         self._pump()
@@ -274,7 +277,7 @@ class Endpoint:
         if self._closed:
             return
         if self._unsent is None:
-            now = self._loop.time()
+            now = self._now()
             self._busy = True
             try:
                 self._send_some(now)
@@ -317,12 +320,18 @@ class Endpoint:
         self._timer = None
         if self._closed:
             return
-        now = self._loop.time()
+        now = self._now()
         if self.core.next_timeout() <= now:
             self.core.on_timer(now=now)
             self._pump()
         else:
             self._arm()
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The clock to tell the core: the loop's own in virtual time, else the finer ``time.monotonic`` on the same base
+    (uvloop's ``time()`` stands still for a whole millisecond, more than a round trip takes)."""
+    return loop.time if getattr(loop, "virtual", False) else time.monotonic
 
 
 def _resolver(future: asyncio.Future[Any]) -> Callable[[Any], None]:

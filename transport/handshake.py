@@ -1,7 +1,7 @@
 """Handshake of two ranks on each path: HELLO, RETRY with a cookie, HELLO again, WELCOME.
 
-The higher rank begins. The lower one answers the first HELLO with a stateless cookie bound to the source address and the nonce, no longer
-than the HELLO, and holds state only for a HELLO that brings it back: addresses are proved both ways (RFC 9000, section 8,
+The higher rank begins. The lower one answers the first HELLO with a stateless cookie bound to the source address and
+the nonce, no longer than the HELLO, and holds state only for a HELLO that brings it back: addresses are proved both ways (RFC 9000, section 8,
 in spirit). Payloads are msgpack maps; unknown keys are ignored, another major version is an error on both sides.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +103,7 @@ class Incoming:
         scatter = getattr(sink, "scatter", None) if len(edges) - 1 > MANY_RUNS else None
         if scatter is not None:
             scatter(chunks, typed)
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in itertools.pairwise(edges):
             if scatter is None:
                 sink.place(int(chunks[start]), typed[start:stop])
             if self.on_chunks is not None:

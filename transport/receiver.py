@@ -294,12 +294,12 @@ class PeerReceiver:
 
     def _mark(self, slab: Slab, header: tuple[int, ...], seq: int, mask: int, nbytes: int) -> None:
         path = self.paths[header[3]]
-        space = path.spaces[header[2] & 3]
+        space = path.spaces[header[2] & wire.CLASS_MASK]
         full = space.widen(seq)
         if full > space.highest + 1:
             path.unreported_bytes += FEEDBACK_EVERY_BYTES  # a gap: say so at once
         late = space.mark(full, mask)
-        path.unreported_bytes += nbytes
+        path.unreported_bytes += FEEDBACK_EVERY_BYTES if header[2] & wire.ASK else nbytes
         self._note_arrival(path, slab, header[11], late)
 
     def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int, late: bool) -> None:

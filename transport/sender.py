@@ -390,7 +390,9 @@ class PeerSender:
             chunks = None
             first, count = message.take_run(most)
         row = message.row
-        self._stamp(row, message.cls, path.path, count, message.id, message.spec.chunks, space.next_seq, now)
+        leaving = count * (stride + DATAGRAM_OVERHEAD_BYTES)
+        ask = wire.ASK if path.room() < leaving + message.per_burst * stride else 0
+        self._stamp(row, message.cls | ask, path.path, count, message.id, message.spec.chunks, space.next_seq, now)
         if chunks is None:
             nbytes = self._buffer.fill_run(row, message.source, chunk_bytes, first, count)
         else:

@@ -30,7 +30,7 @@ HEADER = np.dtype(
     [
         ("version", "u1"),  # 0: major version of the protocol
         ("type", "u1"),  # 1: Type
-        ("cls", "u1"),  # 2: class, 0 critical .. 3 lost first
+        ("cls", "u1"),  # 2: class, 0 critical .. 3 lost first; bit 7 (ASK): feedback is wanted at once
         ("path", "u1"),  # 3: path, the index of the local port at both ends
         ("count", "u1"),  # 4: datagrams in this burst, 1..64
         ("position", "u1"),  # 5: this datagram's place in its burst, 0..count-1
@@ -51,6 +51,10 @@ HEADER = np.dtype(
 _HEADER_STRUCT = struct.Struct(">BBBBBBHQQIIIIIHH")
 assert HEADER.itemsize == _HEADER_STRUCT.size == HEADER_BYTES
 
+CLASS_MASK = 0x03
+"""Bits of ``cls`` that hold the class."""
+ASK = 0x80
+"""Bit of ``cls``: the sender's window is full or it has nothing more to send, so feedback is wanted at once."""
 BURST_DATAGRAMS = 64
 """Most datagrams in a burst: bits of an acknowledgement mask, and the kernel's UDP_MAX_SEGMENTS before 6.9."""
 MASK_WINDOW = 128

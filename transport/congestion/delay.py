@@ -9,6 +9,8 @@ protocol tolerates it), loss beside a raised delay is.
 
 from __future__ import annotations
 
+from collections import deque
+
 from dblp.transport.config import TransportConfig
 
 INITIAL_WINDOW_BYTES = 64 * 1024
@@ -24,6 +26,9 @@ LOSS_SHARE = 0.02
 """Loss below this share is taken for random even when the queue is not empty."""
 LOSS_DELAY_S = 1e-4
 """Loss is taken for congestion only while the delay is raised by at least this."""
+FILTER_SAMPLES = 8
+"""The delay is the least of this many samples: a sender or receiver that lost its processor for a moment is no congestion,
+a queue delays them all."""
 MIN_RTT_LIFE_S = 10.0
 """BBR's window for the least round trip: routes change."""
 
@@ -38,6 +43,7 @@ class DelayControl:
         self._min_rtt = float("inf")
         self._min_rtt_at = 0.0
         self._rtt = 0.0
+        self._samples: deque[float] = deque(maxlen=FILTER_SAMPLES)
         self._slow_start = True
         self._decreased_at = -1.0
         self._acked = 0
@@ -45,7 +51,8 @@ class DelayControl:
 
     def on_acked(self, acked_bytes: int, rtt_s: float, *, now: float) -> None:
         """Additive increase below the target (exponential in slow start), proportional decrease above it."""
-        self._rtt = rtt_s
+        self._samples.append(rtt_s)
+        rtt_s = self._rtt = min(self._samples)
         if rtt_s <= self._min_rtt or now - self._min_rtt_at > MIN_RTT_LIFE_S:
             self._min_rtt, self._min_rtt_at = rtt_s, now
         self._acked += acked_bytes
