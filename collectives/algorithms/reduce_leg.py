@@ -1,0 +1,184 @@
+"""The reduce leg: every rank sends its part of a shard to the shard's owner, which reduces it.
+
+Theory of operation. With one peer, received rows are added straight into the owner's own shard: two terms commute, so the
+order of arrival does not show. With more, contributions are staged, and a segment (one burst of chunks) is reduced in
+rank order as soon as all of it has come: ((r0 + r1) + r2) ..., the same bits whatever the order of arrival. ``on_final`` tells
+which chunks of the shard are final, so that the next leg starts with them.
+
+An exact leg stages a window of chunks a peer and releases more as segments are reduced: its memory is
+``TransportConfig.window_bytes`` however large the array is. A bounded leg stages whole shards: whether a chunk is a hole is only
+known when its message has ended, so a window would stop all peers at the first hole. Holes are zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.collectives.algorithms.grid import runs, segment_chunks, spec
+from dblp.collectives.algorithms.sinks import AddSink, RingSink
+from dblp.collectives.reduction import Reducer, energy
+from dblp.collectives.round import Round
+from dblp.transport.message import MessageSpec, OnChunks, Received
+from dblp.transport.policy import Policy
+
+Array = npt.NDArray[Any]
+
+REDUCE_STEP = 0
+"""Step of the messages of this leg."""
+
+
+def post_reduce_leg(
+    round_: Round,
+    own: Array,
+    contributions: Mapping[int, Array],
+    reducer: Reducer,
+    policy: Policy,
+    chunk: int,
+    on_final: OnChunks,
+) -> None:
+    """Post one reduce leg. ``own``: the shard that this rank owns, 1-D, filled with its contribution, reduced in place;
+    ``contributions``: for each peer, this rank's part of that peer's shard. Empty shards exchange nothing."""
+    if own.size:
+        message = spec(own.nbytes, chunk, policy)
+        if round_.world_size == 2:
+            _post_pair(round_, own, reducer, message, on_final)
+        else:
+            _StagedLeg(round_, own, reducer, message, on_final).post()
+    for peer in round_.peers():
+        part = contributions.get(peer)
+        if part is not None and part.size:
+            weight = energy(part, reducer.dtype) if policy.lossy else 0.0
+            round_.send(peer, REDUCE_STEP, part, spec(part.nbytes, chunk, policy), energy=weight)
+
+
+def _post_pair(round_: Round, own: Array, reducer: Reducer, message: MessageSpec, on_final: OnChunks) -> None:
+    lossy = message.budget > 0
+    peer = 1 - round_.rank
+    sink = AddSink(own, message.chunk_bytes, reducer, final=True, weigh=lossy)
+    elements = message.chunk_bytes // own.itemsize
+
+    def on_done(received: Received) -> None:
+        for first, count in runs(received.missing):  # the own contribution stands alone there
+            reducer.finish(own[first * elements : (first + count) * elements])
+            on_final(first, count)
+        if lossy:
+            round_.lost(peer, message, received, sink.energy)
+
+    round_.receive(peer, REDUCE_STEP, message, sink, on_chunks=on_final, on_done=on_done)
+
+
+class _StagedLeg:
+    """The owner's side with two peers or more."""
+
+    def __init__(
+        self, round_: Round, own: Array, reducer: Reducer, message: MessageSpec, on_final: OnChunks
+    ) -> None:
+        self._round = round_
+        self._own = own
+        self._reducer = reducer
+        self._message = message
+        self._on_final = on_final
+        self._lossy = message.budget > 0
+        self._peers = round_.peers()
+        self._elements = message.chunk_bytes // own.itemsize
+        self._segment = segment_chunks(message.chunk_bytes)
+        self._window = self._window_chunks(round_.endpoint.config.window_bytes)
+        self._stages = self._allocate()
+        self._scratch = np.empty(self._segment * self._elements, own.dtype)
+        chunks = message.chunks
+        self._left = [
+            min(self._segment, chunks - low) * len(self._peers) for low in range(0, chunks, self._segment)
+        ]
+        self._low = 0  # segments below are reduced
+        self._releases: list[Callable[[int], None]] = []
+
+    def post(self) -> None:
+        """Post the receives of all peers."""
+        windowed = self._window < self._message.chunks
+        for peer in self._peers:
+            release = self._round.receive(
+                peer,
+                REDUCE_STEP,
+                self._message,
+                RingSink(self._stages[peer], self._window),
+                on_chunks=self._on_chunks,
+                on_done=lambda received, peer=peer: self._on_done(peer, received),  # type: ignore[misc]
+                window=self._window if windowed else 0,
+            )
+            if windowed:
+                self._releases.append(release)
+        if self._low:  # early data has moved the window while the receives were being posted
+            self._release()
+
+    def _window_chunks(self, window_bytes: int) -> int:
+        """Chunks staged a peer, a multiple of the segment: two segments at least, the whole shard at most."""
+        segment = self._segment
+        whole = -(-self._message.chunks // segment) * segment
+        if self._lossy:
+            return whole
+        share = window_bytes // (len(self._peers) * self._message.chunk_bytes * segment) * segment
+        return min(max(share, 2 * segment), whole)
+
+    def _allocate(self) -> dict[int, Array]:
+        nbytes = self._window * self._message.chunk_bytes
+        memory = self._round.stage(nbytes * len(self._peers))
+        return {
+            peer: memory[index * nbytes : (index + 1) * nbytes].view(self._own.dtype)
+            for index, peer in enumerate(self._peers)
+        }
+
+    def _on_chunks(self, first: int, count: int) -> None:
+        end = first + count
+        for segment in range(first // self._segment, (end - 1) // self._segment + 1):
+            low = segment * self._segment
+            self._arrived(segment, min(end, low + self._segment) - max(first, low))
+        self._advance()
+
+    def _on_done(self, peer: int, received: Received) -> None:
+        if not self._lossy:
+            return
+        received_energy = received.energy_total
+        if len(received.missing):
+            stage = self._stages[peer]
+            stage.reshape(self._window, -1)[received.missing] = 0
+            received_energy = energy(stage[: self._own.size], self._reducer.dtype)
+            holes = np.bincount(received.missing // self._segment, minlength=len(self._left))
+            for segment in np.flatnonzero(holes).tolist():
+                self._arrived(segment, int(holes[segment]))
+            self._advance()
+        self._round.lost(peer, self._message, received, received_energy)
+
+    def _arrived(self, segment: int, chunks: int) -> None:
+        self._left[segment] -= chunks
+        if self._left[segment] == 0:
+            self._reduce(segment)
+
+    def _reduce(self, segment: int) -> None:
+        first = segment * self._segment
+        low = first * self._elements
+        high = min(self._own.size, low + self._segment * self._elements)
+        slot = first % self._window * self._elements
+        out = self._own[low:high]
+        parts = [
+            out if rank == self._round.rank else self._stages[rank][slot : slot + high - low]
+            for rank in range(self._round.world_size)
+        ]
+        self._reducer.fold(parts, out, self._scratch[: high - low])
+        self._on_final(first, min(self._segment, self._message.chunks - first))
+
+    def _advance(self) -> None:
+        before = self._low
+        while self._low < len(self._left) and self._left[self._low] == 0:
+            self._low += 1
+        if self._low != before:
+            self._release()
+
+    def _release(self) -> None:
+        # Chunk c shares its row with c + window: it may come once c's segment has been reduced.
+        limit = min(self._low * self._segment + self._window, self._message.chunks)
+        for release in self._releases:
+            release(limit)

@@ -1,0 +1,81 @@
+"""Sinks: where received chunks go. Each call costs a few numpy operations for a whole run of chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.collectives.reduction import Reducer, energy
+
+_WORDS = [np.dtype(f"uint{bits}") for bits in (64, 32, 16, 8)]
+
+
+def words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The 1-D contiguous ``array`` as the widest unsigned integers that its length and address allow: they copy faster."""
+    address = array.__array_interface__["data"][0]
+    dtype = next(dtype for dtype in _WORDS if (array.nbytes | address) % dtype.itemsize == 0)
+    return array.view(dtype)
+
+
+class CopySink:
+    """Puts chunk i at its place in a 1-D array."""
+
+    __slots__ = ("_elements", "_target", "dtype")
+
+    def __init__(self, target: npt.NDArray[Any], chunk: int) -> None:
+        self._target = words(target)
+        self.dtype: np.dtype[Any] = self._target.dtype
+        self._elements = chunk // self.dtype.itemsize
+
+    def place(self, first: int, rows: npt.NDArray[Any]) -> None:
+        start = first * self._elements
+        self._target[start : start + rows.size].reshape(rows.shape)[...] = rows
+
+
+class RingSink:
+    """Puts chunk i at row ``i % window`` of a staging array of ``window`` rows."""
+
+    __slots__ = ("_stage", "_window", "dtype")
+
+    def __init__(self, stage: npt.NDArray[Any], window: int) -> None:
+        """``stage``: 1-D, ``window`` chunks long."""
+        flat = words(stage)
+        self.dtype: np.dtype[Any] = flat.dtype
+        self._stage = flat.reshape(window, -1)
+        self._window = window
+
+    def place(self, first: int, rows: npt.NDArray[Any]) -> None:
+        slot = first % self._window
+        fitting = min(len(rows), self._window - slot)
+        self._stage[slot : slot + fitting, : rows.shape[1]] = rows[:fitting]
+        if fitting < len(rows):
+            self._stage[: len(rows) - fitting, : rows.shape[1]] = rows[fitting:]
+
+
+class AddSink:
+    """Reduces chunk i into its place in a 1-D array that holds this rank's contribution.
+
+    ``energy`` is the sum of squares of what came, if ``weigh`` asked for it.
+    """
+
+    __slots__ = ("_elements", "_final", "_reducer", "_target", "_weigh", "dtype", "energy")
+
+    def __init__(
+        self, target: npt.NDArray[Any], chunk: int, reducer: Reducer, *, final: bool, weigh: bool = False
+    ) -> None:
+        self._target = target
+        self._reducer = reducer
+        self._final = final
+        self._weigh = weigh
+        self._elements = chunk // target.itemsize
+        self.dtype: np.dtype[Any] = target.dtype
+        self.energy = 0.0
+
+    def place(self, first: int, rows: npt.NDArray[Any]) -> None:
+        start = first * self._elements
+        target = self._target[start : start + rows.size].reshape(rows.shape)
+        if self._weigh:
+            self.energy += energy(rows, self._reducer.dtype)
+        self._reducer.accumulate(target, rows, final=self._final)

@@ -1,0 +1,106 @@
+"""Calls: what all ranks of a round must agree on, as a signature of at most 32 bytes and in words."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dblp.collectives.reduction import DType, Op, dtype_name, op_name
+from dblp.transport.policy import Policy
+
+_LAYOUT = struct.Struct("!BBBBiQfQ")
+"""collective, operation, dtype, algorithm, root, elements, budget, digest of the sizes: 28 bytes."""
+_NONE = 255
+"""Code of an operation, dtype or algorithm that the call does not have."""
+
+
+class Collective(enum.IntEnum):
+    """A collective call; the value is its code in the signature."""
+
+    ALL_REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    ALL_TO_ALL = 8
+    BARRIER = 9
+    SEND_RECV = 10
+
+    @property
+    def label(self) -> str:
+        """Name in lower case."""
+        return self.name.lower()
+
+
+ALGORITHM_CODES = {"direct": 1, "ring": 2, "flat": 3}
+"""Codes of the algorithms that a caller can choose."""
+_ALGORITHM_NAMES = {code: name for name, code in ALGORITHM_CODES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective call: the same on all ranks of the group, or the round ends in a MismatchError."""
+
+    collective: Collective
+    dtype: DType | None = None
+    op: Op | None = None
+    count: int = 0
+    """Elements, where all ranks must have equally many."""
+    root: int = -1
+    """Rank in the group, -1 without a root."""
+    algorithm: str = "direct"
+    reason: str = "the only one for this collective"
+    policy: Policy = field(default_factory=Policy)
+    sizes: int = 0
+    """Digest of the sizes of all ranks' parts where they may differ; 0 if all are equal."""
+
+    @property
+    def label(self) -> str:
+        """Name of the collective."""
+        return self.collective.label
+
+    def signature(self) -> bytes:
+        """What must be equal on all ranks, 28 bytes."""
+        return _LAYOUT.pack(
+            self.collective,
+            _NONE if self.op is None else self.op,
+            _NONE if self.dtype is None else self.dtype.code,
+            ALGORITHM_CODES.get(self.algorithm, _NONE),
+            self.root,
+            self.count,
+            self.policy.budget,
+            self.sizes,
+        )
+
+
+def describe(signature: bytes) -> str:
+    """A signature in words, for the error that names both sides; any bytes are fine."""
+    if len(signature) != _LAYOUT.size:
+        return f"an unknown call ({signature.hex()})"
+    collective, op, dtype, algorithm, root, count, budget, sizes = _LAYOUT.unpack(signature)
+    name = Collective(collective).label if collective in set(Collective) else f"collective {collective}"
+    words = [name if op == _NONE else f"{name}({op_name(op)})"]
+    if dtype != _NONE:
+        words.append(
+            f"of {count} {dtype_name(dtype)} elements" if count or not sizes else f"of {dtype_name(dtype)}"
+        )
+    if root >= 0:
+        words.append(f"root {root}")
+    if op != _NONE and algorithm in _ALGORITHM_NAMES:
+        words.append(f"by {_ALGORITHM_NAMES[algorithm]}")
+    if budget:
+        words.append(f"with a budget of {budget:.6g}")
+    if sizes:
+        words.append(f"with parts of unequal sizes (digest {sizes:016x})")
+    return " ".join(words)
+
+
+def digest_sizes(sizes: Iterable[int]) -> int:
+    """A 64-bit digest of sizes, never 0."""
+    text = ",".join(str(size) for size in sizes).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") or 1

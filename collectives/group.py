@@ -1,0 +1,494 @@
+"""Groups: the collectives on numpy arrays, as async calls over an Endpoint.
+
+Every method posts its messages at once and returns a task; several rounds may be in flight. Rounds are numbered in the order of
+the calls, so all ranks must call the same collectives in the same order, as everywhere; transfers (send and
+recv) are matched by source and tag instead and may be called in any order between them.
+
+Every wait has a deadline, and any failure within a round poisons the group and its endpoint: the peers learn the reason, and
+later calls raise ClosedError. Cancelling a task is such a failure. A call that is refused for its arguments
+(ConfigError, UnsupportedError, raised by the call itself) costs nothing.
+
+All methods must be called on the endpoint's loop. Ranks are ranks in the group; errors name the endpoint's ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.collectives.algorithms import ALL_REDUCE, choose
+from dblp.collectives.algorithms.exchange import post_broadcast, post_exchange
+from dblp.collectives.algorithms.grid import chunk_bytes
+from dblp.collectives.algorithms.reduce_leg import post_reduce_leg
+from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, private
+from dblp.collectives.call import Call, Collective, digest_sizes
+from dblp.collectives.p2p import GROUP_LIMIT, MAX_RANKS, Mailbox
+from dblp.collectives.reduction import DType, Op, Reducer, check_op, dtype_of, parse_op
+from dblp.collectives.report import Report
+from dblp.collectives.round import Round
+from dblp.collectives.staging import StagePool
+from dblp.errors import ClosedError, ConfigError, UnsupportedError
+from dblp.transport.interface import EndpointLike
+from dblp.transport.policy import Exact, Policy
+
+Post = Callable[[Round], None]
+Finish = Callable[[], None]
+_EMPTY: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+class Group:
+    """Some or all ranks of an endpoint, as one rank sees them."""
+
+    def __init__(
+        self,
+        endpoint: EndpointLike,
+        *,
+        ranks: Sequence[int] | None = None,
+        group_id: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        """``ranks``: the endpoint's ranks that belong to the group, in the order of their ranks in it; None: all.
+        ``group_id``: the same on all of them, and another one for every other group that shares a rank, 0..32767.
+        ``timeout_s``: for calls that name none; None: the endpoint's. Raises ConfigError."""
+        self._endpoint = endpoint
+        self._ranks = list(range(endpoint.world_size)) if ranks is None else list(ranks)
+        self._check_members(group_id)
+        self._id = group_id
+        self._timeout_s = endpoint.config.timeout_s if timeout_s is None else timeout_s
+        self._next_round = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._pool = StagePool()
+        self._mailbox = Mailbox(endpoint, self._ranks, group_id, self._poison)
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._ranks.index(self._endpoint.rank)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the group."""
+        return len(self._ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The endpoint's ranks, by rank in the group."""
+        return tuple(self._ranks)
+
+    @property
+    def group_id(self) -> int:
+        """The id that all ranks gave."""
+        return self._id
+
+    def close(self) -> None:
+        """End the group here; idempotent. The endpoint stays open. Later calls raise ClosedError."""
+        if not self._closed:
+            self._closed = True
+            self._mailbox.close()
+
+    # reducing
+
+    def all_reduce(
+        self,
+        array: Array,
+        op: str | Op = "sum",
+        *,
+        policy: Policy | None = None,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: str | None = None,
+    ) -> asyncio.Task[Report]:
+        """Reduce ``array`` over all ranks, in place; every rank ends with the same bits.
+
+        ``policy`` may allow a floating sum or average to lose chunks on the way to their reduction; ``algorithm``
+        is ``auto``, ``direct``, ``ring`` or ``flat``; ``dtype="bfloat16"`` names what uint16 arrays hold.
+        Raises ConfigError and UnsupportedError in the call; the task raises MismatchError, DeadlineError, PeerError.
+        """
+        buffer = Buffer(array, "array", output=True)
+        kind, operation, policy = self._reduction(array, op, policy, dtype)
+        flat = buffer.flat
+        name, reason = choose(algorithm, flat.nbytes, self.world_size, kind, policy)
+        call = Call(
+            collective=Collective.ALL_REDUCE,
+            dtype=kind,
+            op=operation,
+            count=flat.size,
+            algorithm=name,
+            reason=reason,
+            policy=policy,
+        )
+        reducer = Reducer(kind, operation, self.world_size)
+
+        def post(round_: Round) -> None:
+            if self.world_size == 1:
+                reducer.finish(flat)
+            else:
+                ALL_REDUCE[name](round_, flat, reducer, call.policy)
+
+        return self._start(call, flat.nbytes, timeout_s, post, buffer.restore)
+
+    def reduce_scatter(
+        self,
+        output: Array,
+        input: Arrays,
+        op: str | Op = "sum",
+        *,
+        policy: Policy | None = None,
+        timeout_s: float | None = None,
+        dtype: str | None = None,
+    ) -> asyncio.Task[Report]:
+        """Reduce each rank's part of ``input`` over all ranks into that rank's ``output``; ``input`` is left alone.
+
+        ``input``: one array of world_size parts, or a list of arrays, whose sizes may differ by rank.
+        """
+        result = Buffer(output, "output", output=True)
+        parts = Parts(input, self.world_size, "input", output=False)
+        kind, operation, policy = self._reduction(output, op, policy, dtype)
+        parts.check_dtype(output.dtype, "input")
+        self._check_size("output", result.flat, parts.sizes[self.rank])
+        call = Call(
+            collective=Collective.REDUCE_SCATTER,
+            dtype=kind,
+            op=operation,
+            count=sum(parts.sizes),
+            policy=policy,
+            sizes=_sizes(parts),
+        )
+        reducer = Reducer(kind, operation, self.world_size)
+        contributions = {rank: part for rank, part in enumerate(parts.flats) if rank != self.rank}
+        own = (
+            np.empty_like(result.flat) if overlaps(result.flat, list(contributions.values())) else result.flat
+        )
+
+        def post(round_: Round) -> None:
+            np.copyto(own, parts.flats[self.rank])
+            if self.world_size == 1:
+                reducer.finish(own)
+            else:
+                largest = max(part.nbytes for part in parts.flats)
+                chunk = chunk_bytes(largest, round_.endpoint.max_chunk_bytes, call.policy)
+                post_reduce_leg(round_, own, contributions, reducer, call.policy, chunk, _ignore)
+
+        def finish() -> None:
+            if own is not result.flat:
+                np.copyto(result.flat, own)
+            result.restore()
+
+        return self._start(call, parts.nbytes, timeout_s, post, finish)
+
+    def reduce(
+        self,
+        array: Array,
+        root: int,
+        op: str | Op = "sum",
+        *,
+        timeout_s: float | None = None,
+        dtype: str | None = None,
+    ) -> asyncio.Task[Report]:
+        """Reduce ``array`` over all ranks into that of ``root``; the others keep theirs."""
+        self._check_root(root)
+        buffer = Buffer(array, "array", output=self.rank == root)
+        kind, operation, policy = self._reduction(array, op, None, dtype)
+        flat = buffer.flat
+        call = Call(collective=Collective.REDUCE, dtype=kind, op=operation, count=flat.size, root=root)
+        reducer = Reducer(kind, operation, self.world_size)
+
+        def post(round_: Round) -> None:
+            if self.world_size == 1:
+                reducer.finish(flat)
+                return
+            chunk = chunk_bytes(flat.nbytes, round_.endpoint.max_chunk_bytes, policy)
+            own, parts = (flat, {}) if self.rank == root else (flat[:0], {root: flat})
+            post_reduce_leg(round_, own, parts, reducer, policy, chunk, _ignore)
+
+        return self._start(
+            call, flat.nbytes, timeout_s, post, buffer.restore if self.rank == root else _nothing
+        )
+
+    # moving
+
+    def all_gather(
+        self,
+        output: Arrays,
+        input: Array,
+        *,
+        timeout_s: float | None = None,
+    ) -> asyncio.Task[Report]:
+        """Collect every rank's ``input`` in every rank's ``output``: one array of world_size parts, or a list of arrays,
+        whose sizes may differ by rank."""
+        parts = Parts(output, self.world_size, "output", output=True)
+        source = Buffer(input, "input", output=False)
+        parts.check_dtype(input.dtype, "output")
+        self._check_size("input", source.flat, parts.sizes[self.rank])
+        call = self._moving(Collective.ALL_GATHER, input, count=sum(parts.sizes), sizes=_sizes(parts))
+        incoming = {rank: part for rank, part in enumerate(parts.flats) if rank != self.rank}
+        flat = private(source.flat, list(incoming.values()))
+
+        def post(round_: Round) -> None:
+            np.copyto(parts.flats[self.rank], flat)
+            post_exchange(round_, dict.fromkeys(round_.peers(), flat), incoming)
+
+        return self._start(call, parts.nbytes, timeout_s, post, parts.restore)
+
+    def broadcast(self, array: Array, root: int, *, timeout_s: float | None = None) -> asyncio.Task[Report]:
+        """Give every rank the ``array`` of ``root``."""
+        self._check_root(root)
+        buffer = Buffer(array, "array", output=self.rank != root)
+        call = self._moving(Collective.BROADCAST, array, count=array.size, root=root)
+        finish = _nothing if self.rank == root else buffer.restore
+        return self._start(
+            call, array.nbytes, timeout_s, lambda round_: post_broadcast(round_, buffer.flat, root), finish
+        )
+
+    def gather(
+        self,
+        output: Arrays | None,
+        input: Array,
+        root: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> asyncio.Task[Report]:
+        """Collect every rank's ``input`` in the ``output`` of ``root`` (None elsewhere): one array of world_size parts,
+        or a list of arrays, whose sizes may differ by rank."""
+        self._check_root(root)
+        source = Buffer(input, "input", output=False)
+        call = self._moving(Collective.GATHER, input, root=root)
+        if self.rank != root:
+            return self._start(
+                call,
+                input.nbytes,
+                timeout_s,
+                lambda round_: post_exchange(round_, {root: source.flat}, {}),
+                _nothing,
+            )
+        if output is None:
+            raise ConfigError(f"gather on its root, rank {root}: output is None")
+        parts = Parts(output, self.world_size, "output", output=True)
+        parts.check_dtype(input.dtype, "output")
+        self._check_size("input", source.flat, parts.sizes[root])
+        incoming = {rank: part for rank, part in enumerate(parts.flats) if rank != root}
+        flat = private(source.flat, list(incoming.values()))
+
+        def post(round_: Round) -> None:
+            np.copyto(parts.flats[root], flat)
+            post_exchange(round_, {}, incoming)
+
+        return self._start(call, parts.nbytes, timeout_s, post, parts.restore)
+
+    def scatter(
+        self,
+        output: Array,
+        input: Arrays | None,
+        root: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> asyncio.Task[Report]:
+        """Give every rank its part of the ``input`` of ``root`` (None elsewhere): one array of world_size parts, or a
+        list of arrays, whose sizes may differ by rank."""
+        self._check_root(root)
+        result = Buffer(output, "output", output=True)
+        call = self._moving(Collective.SCATTER, output, root=root)
+        if self.rank != root:
+            return self._start(
+                call,
+                output.nbytes,
+                timeout_s,
+                lambda round_: post_exchange(round_, {}, {root: result.flat}),
+                result.restore,
+            )
+        if input is None:
+            raise ConfigError(f"scatter on its root, rank {root}: input is None")
+        parts = Parts(input, self.world_size, "input", output=False)
+        parts.check_dtype(output.dtype, "input")
+        self._check_size("output", result.flat, parts.sizes[root])
+        outgoing = {
+            rank: private(part, [result.flat]) for rank, part in enumerate(parts.flats) if rank != root
+        }
+
+        def post(round_: Round) -> None:
+            np.copyto(result.flat, parts.flats[root])
+            post_exchange(round_, outgoing, {})
+
+        return self._start(call, parts.nbytes, timeout_s, post, result.restore)
+
+    def all_to_all(
+        self,
+        output: Arrays,
+        input: Arrays,
+        *,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> asyncio.Task[Report]:
+        """Send part j of ``input`` to rank j, receive rank j's into part j of ``output``. Both: one array, cut evenly or at
+        ``..._splits`` (rows of the first dimension for each rank), or a list of one array a rank."""
+        results = Parts(output, self.world_size, "output", output=True, splits=output_splits)
+        parts = Parts(input, self.world_size, "input", output=False, splits=input_splits)
+        results.check_dtype(parts.dtype, "output")
+        parts.check_dtype(parts.dtype, "input")
+        rank = self.rank
+        self._check_size(f"output for rank {rank}", results.flats[rank], parts.sizes[rank])
+        call = self._moving(Collective.ALL_TO_ALL, parts.flats[0])
+        sources = [private(part, results.flats) for part in parts.flats]
+        incoming = {peer: part for peer, part in enumerate(results.flats) if peer != rank}
+
+        def post(round_: Round) -> None:
+            np.copyto(results.flats[rank], sources[rank])
+            post_exchange(round_, {peer: sources[peer] for peer in round_.peers()}, incoming)
+
+        return self._start(call, parts.nbytes, timeout_s, post, results.restore)
+
+    def barrier(self, *, timeout_s: float | None = None) -> asyncio.Task[Report]:
+        """Wait until every rank has called it."""
+        call = Call(collective=Collective.BARRIER)
+
+        def post(round_: Round) -> None:
+            nothing = dict.fromkeys(round_.peers(), _EMPTY)
+            post_exchange(round_, nothing, nothing)
+
+        return self._start(call, 0, timeout_s, post, _nothing)
+
+    # point to point
+
+    def send(
+        self, array: Array, dst: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> asyncio.Task[int]:
+        """Send ``array`` to rank ``dst``; done, with ``dst``, when the array may be changed. ``tag``: any 64-bit integer."""
+        self._check_open()
+        flat = Buffer(array, "array", output=False).flat
+        return self._mailbox.send(flat, dtype_of(array), dst, tag, self._timeout(timeout_s))
+
+    def recv(
+        self, array: Array, src: int | None = None, tag: int = 0, *, timeout_s: float | None = None
+    ) -> asyncio.Task[int]:
+        """Receive into ``array`` from rank ``src``, or with None from whichever sends first; the result is the source."""
+        self._check_open()
+        buffer = Buffer(array, "array", output=True)
+        task = self._mailbox.receive(buffer.flat, dtype_of(array), src, tag, self._timeout(timeout_s))
+        if array.flags.c_contiguous:
+            return task
+        return asyncio.get_running_loop().create_task(_restored(task, buffer))
+
+    # running
+
+    def _start(
+        self, call: Call, nbytes: int, timeout_s: float | None, post: Post, finish: Finish
+    ) -> asyncio.Task[Report]:
+        self._check_open()
+        number, self._next_round = self._next_round, self._next_round + 1
+        round_ = Round(
+            self._endpoint, self._ranks, self._id, number, call, self._timeout(timeout_s), self._pool
+        )
+        try:
+            post(round_)
+        except Exception as error:
+            self._poison(error)
+            round_.end()
+            raise
+        task = asyncio.get_running_loop().create_task(self._run(round_, nbytes, finish))
+        task.add_done_callback(lambda _: self._abandoned(round_))
+        return task
+
+    async def _run(self, round_: Round, nbytes: int, finish: Finish) -> Report:
+        try:
+            await round_.received()
+            finish()
+            await round_.sent()
+            return round_.report(nbytes)
+        except asyncio.CancelledError:
+            self._poison(self._cancelled(round_))
+            raise
+        except Exception as error:
+            self._poison(error)
+            raise
+        finally:
+            round_.end()
+
+    def _abandoned(self, round_: Round) -> None:
+        """End a round whose task was cancelled before it ran at all."""
+        if not round_.ended:
+            self._poison(self._cancelled(round_))
+            round_.end()
+
+    def _cancelled(self, round_: Round) -> ClosedError:
+        return ClosedError(f"{round_.title} was cancelled on rank {self._endpoint.rank}")
+
+    def _poison(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._endpoint.fail(error if isinstance(error, Exception) else ClosedError(str(error)))
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise ClosedError(f"group {self._id} failed before this call: {self._failure}") from self._failure
+        if self._closed:
+            raise ClosedError(f"group {self._id} was closed before this call: make a new one")
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        chosen = self._timeout_s if timeout_s is None else timeout_s
+        if not chosen > 0:
+            raise ConfigError(f"timeout_s={chosen!r}: a time above 0 seconds is needed")
+        return chosen
+
+    # arguments
+
+    def _reduction(
+        self, array: Array, op: str | Op, policy: Policy | None, dtype: str | None
+    ) -> tuple[DType, Op, Policy]:
+        kind, operation = dtype_of(array, dtype), parse_op(op)
+        check_op(kind, operation)
+        policy = Exact() if policy is None else policy
+        if policy.lossy and (kind.kind != "f" or operation not in (Op.SUM, Op.AVG)):
+            raise UnsupportedError(
+                f"a budget of {policy.budget:g} on {operation.name} of {kind.name}: only sums and averages of floating-point "
+                "gradients may lose anything; call without a policy"
+            )
+        return kind, operation, policy
+
+    def _moving(
+        self, collective: Collective, array: Array, *, count: int = 0, root: int = -1, sizes: int = 0
+    ) -> Call:
+        return Call(collective=collective, dtype=dtype_of(array), count=count, root=root, sizes=sizes)
+
+    def _check_members(self, group_id: int) -> None:
+        endpoint, ranks = self._endpoint, self._ranks
+        if not 0 <= group_id < GROUP_LIMIT:
+            raise ConfigError(f"group_id={group_id}: must lie in 0..{GROUP_LIMIT - 1}")
+        if endpoint.world_size > MAX_RANKS:
+            raise ConfigError(f"world_size={endpoint.world_size}: at most {MAX_RANKS} ranks are supported")
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < endpoint.world_size for rank in ranks):
+            raise ConfigError(f"ranks={ranks}: different ranks in 0..{endpoint.world_size - 1} are needed")
+        if endpoint.rank not in ranks:
+            raise ConfigError(f"ranks={ranks}: this process is rank {endpoint.rank} and not among them")
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.world_size:
+            raise ConfigError(f"root={root}: must lie in 0..{self.world_size - 1}")
+
+    def _check_size(self, name: str, flat: Array, expected: int) -> None:
+        if flat.size != expected:
+            raise ConfigError(
+                f"{name} has {flat.size} elements on rank {self.rank}, where the other array has {expected} for it"
+            )
+
+
+def _sizes(parts: Parts) -> int:
+    return 0 if parts.even else digest_sizes(parts.sizes)
+
+
+async def _restored(task: asyncio.Task[int], buffer: Buffer) -> int:
+    source = await task
+    buffer.restore()
+    return source
+
+
+def _ignore(first: int, count: int) -> None:
+    """Nothing follows the reduce leg."""
+
+
+def _nothing() -> None:
+    """Nothing to finish."""

@@ -1,0 +1,277 @@
+"""Rounds: one collective call on this rank, from its announcement to its report.
+
+An algorithm posts all receives and sends of its round in one go; from then on everything happens in the callbacks of received
+chunks (``on_chunks``) and ended receives (``on_done``). The round only counts what is still out, watches the
+deadline, and holds the first error. Ranks here are ranks in the group; the endpoint's ranks appear in errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.collectives.call import Call, describe
+from dblp.collectives.deadline import Deadline, deadline_error
+from dblp.collectives.report import Report, energy_lost_share
+from dblp.collectives.staging import StagePool
+from dblp.errors import ClosedError
+from dblp.transport.interface import EndpointLike, Sending
+from dblp.transport.message import (
+    MessageSpec,
+    OnChunks,
+    Received,
+    RoundCounters,
+    Sent,
+    Sink,
+    message_id,
+    round_of,
+)
+from dblp.transport.port import Bytes
+
+OnDone = Callable[[Received], None]
+"""``on_done(received)``: a receive has ended well; its holes are known."""
+
+
+class _Leg:
+    """One message of the round, and how far it is: what a deadline error tells about it."""
+
+    __slots__ = ("chunks", "done", "got", "peer", "sending")
+
+    def __init__(self, peer: int, chunks: int, sending: Sending | None = None) -> None:
+        self.peer = peer
+        self.chunks = chunks
+        self.got = 0
+        self.done = False
+        self.sending = sending
+
+    def lacks(self) -> str:
+        if self.sending is not None:
+            return f"has not confirmed {self.chunks} chunks from here"
+        return f"{self.got} of {self.chunks} chunks arrived"
+
+
+class Round:
+    """One round of a group on this rank. Posting methods raise ClosedError once the endpoint is closed or poisoned."""
+
+    def __init__(
+        self,
+        endpoint: EndpointLike,
+        ranks: Sequence[int],
+        group: int,
+        number: int,
+        call: Call,
+        timeout_s: float,
+        pool: StagePool,
+    ) -> None:
+        self.endpoint = endpoint
+        self.call = call
+        self.number = number
+        self.pool = pool
+        self.rank = ranks.index(endpoint.rank)
+        self.world_size = len(ranks)
+        self.title = f"{call.label}, round {number} of group {group}"
+        self.error: BaseException | None = None
+        self.ended = False
+        self._ranks = ranks
+        self._group = group
+        self._start = endpoint.time()
+        self._key = round_of(message_id(group, number, 0))
+        self._legs: list[_Leg] = []
+        self._receives_left = 0
+        self._sends_left = 0
+        self._gate: asyncio.Future[None] | None = None
+        self._stages: list[Bytes] = []
+        self._missing: dict[int, npt.NDArray[np.uint32]] = {}
+        self._energies: list[tuple[float, float]] = []
+        self._bounded_chunks = 0
+        peers = [rank for rank in ranks if rank != endpoint.rank]
+        self._counters: RoundCounters = endpoint.begin_round(self._key, call.signature(), describe)
+        self._deadline = Deadline(endpoint, peers, timeout_s, self._expire)
+
+    def peers(self) -> list[int]:
+        """The other ranks, starting behind this one, so that not all ranks turn to the same peer first."""
+        return [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
+
+    # posting
+
+    def send(
+        self,
+        peer: int,
+        step: int,
+        data: npt.NDArray[Any],
+        spec: MessageSpec,
+        *,
+        offered: bool = True,
+        energy: float = 0.0,
+    ) -> Sending:
+        """Send the 1-D contiguous array ``data`` to ``peer``; see EndpointLike.send."""
+        message = message_id(self._group, self.number, step)
+        sending = self.endpoint.send(
+            self._ranks[peer], message, data.view(np.uint8), spec, offered=offered, energy=energy
+        )
+        leg = _Leg(peer, spec.chunks, sending)
+        self._legs.append(leg)
+        self._sends_left += 1
+        sending.done.add_done_callback(lambda done: self._sent(leg, done))
+        return sending
+
+    def receive(
+        self,
+        peer: int,
+        step: int,
+        spec: MessageSpec,
+        sink: Sink,
+        *,
+        on_chunks: OnChunks | None = None,
+        on_done: OnDone | None = None,
+        window: int = 0,
+    ) -> Callable[[int], None]:
+        """Post a receive from ``peer``; returns what releases more chunks of a windowed one."""
+        leg = _Leg(peer, spec.chunks)
+
+        def placed(first: int, count: int) -> None:
+            leg.got += count
+            if on_chunks is not None and self.error is None:
+                try:
+                    on_chunks(first, count)
+                except Exception as error:  # the endpoint must not see it: the round reports it to its caller
+                    self._fail(error)
+
+        message = message_id(self._group, self.number, step)
+        receiving = self.endpoint.receive(
+            self._ranks[peer], message, spec, sink, on_chunks=placed, window=window
+        )
+        self._legs.append(leg)
+        self._receives_left += 1
+        receiving.done.add_done_callback(lambda done: self._received(leg, done, on_done))
+        return receiving.release
+
+    def stage(self, nbytes: int) -> Bytes:
+        """Scratch memory that lives as long as the round."""
+        memory = self.pool.take(nbytes)
+        self._stages.append(memory)
+        return memory[:nbytes]
+
+    def lost(self, peer: int, spec: MessageSpec, received: Received, energy_received: float) -> None:
+        """Note how the bounded message of a peer ended."""
+        self._bounded_chunks += spec.chunks
+        self._energies.append((received.energy_total, energy_received))
+        if len(received.missing):
+            self._missing[peer] = received.missing
+
+    # waiting
+
+    async def received(self) -> None:
+        """Wait until all receives have ended; raises what failed first."""
+        while self.error is None and self._receives_left:
+            await self._wait()
+        self._raise()
+
+    async def sent(self) -> None:
+        """Wait until the caller's memory is free: each send is confirmed, or its small rest detached."""
+        for leg in self._legs:
+            if leg.sending is not None and not leg.done and leg.sending.detach():
+                leg.done = True
+                self._sends_left -= 1
+        while self.error is None and self._sends_left:
+            await self._wait()
+        self._raise()
+
+    def end(self) -> None:
+        """The round is over here, well or badly; idempotent."""
+        if self.ended:
+            return
+        self.ended = True
+        self._deadline.cancel()
+        self.endpoint.end_round(self._key)
+        for memory in self._stages:
+            self.pool.give(memory)
+        self._stages.clear()
+
+    def report(self, nbytes: int) -> Report:
+        """What the round did so far."""
+        counters, call = self._counters, self.call
+        missing = sum(len(chunks) for chunks in self._missing.values())
+        return Report(
+            round=self.number,
+            collective=call.label,
+            algorithm=call.algorithm,
+            reason=call.reason,
+            nbytes=nbytes,
+            world_size=self.world_size,
+            duration_s=self.endpoint.time() - self._start,
+            chunks_sent=counters.chunks_sent,
+            chunks_resent=counters.chunks_resent,
+            chunks_received=counters.chunks_received,
+            chunks_duplicate=counters.chunks_duplicate,
+            bytes_sent=counters.bytes_sent,
+            missing=self._missing,
+            bounded_chunks=self._bounded_chunks,
+            energy_lost=energy_lost_share(self._energies, missing / self._bounded_chunks if missing else 0.0),
+            budget=call.policy.budget,
+            stop=call.policy.stop.value,
+        )
+
+    # callbacks
+
+    def _received(self, leg: _Leg, done: asyncio.Future[Received], on_done: OnDone | None) -> None:
+        error = self._outcome(leg, done)
+        self._receives_left -= 1
+        if error is None and on_done is not None and self.error is None:
+            try:
+                on_done(done.result())
+            except Exception as caught:  # as in ``placed``
+                error = caught
+        if error is not None:
+            self._fail(error)
+        elif self._receives_left == 0:
+            self._open_gate()
+
+    def _sent(self, leg: _Leg, done: asyncio.Future[Sent]) -> None:
+        detached = leg.done
+        error = self._outcome(leg, done)
+        if detached:
+            return  # the round no longer depends on it
+        self._sends_left -= 1
+        if error is not None:
+            self._fail(error)
+        elif self._sends_left == 0:
+            self._open_gate()
+
+    def _outcome(self, leg: _Leg, done: asyncio.Future[Any]) -> BaseException | None:
+        leg.done = True
+        if done.cancelled():
+            return ClosedError(
+                f"{self.title}: the endpoint of rank {self.endpoint.rank} was closed during the round"
+            )
+        return done.exception()
+
+    def _expire(self) -> None:
+        lacks: dict[int, str] = {}
+        for leg in self._legs:  # a receive says more than a send, and the first unfinished one says most
+            owed = not leg.done and (leg.sending is None or self._receives_left == 0)
+            if owed and self._ranks[leg.peer] not in lacks:
+                lacks[self._ranks[leg.peer]] = leg.lacks()
+        peers = [rank for rank in self._ranks if rank != self.endpoint.rank]
+        self._fail(deadline_error(self.endpoint, self.title, self._deadline.timeout_s, peers, lacks))
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        self._open_gate()
+
+    def _open_gate(self) -> None:
+        if self._gate is not None and not self._gate.done():
+            self._gate.set_result(None)
+
+    async def _wait(self) -> None:
+        self._gate = asyncio.get_running_loop().create_future()
+        await self._gate
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
