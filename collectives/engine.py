@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from dblp.errors import ClosedError
@@ -45,7 +45,7 @@ class Engine:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._inbox: deque[_Job] = deque()
-        self._jobs: dict[asyncio.Task[Any], _Job] = {}
+        self._jobs: dict[asyncio.Future[Any], _Job] = {}
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
         self._closers_made = 0
         self._woken = False
@@ -65,8 +65,8 @@ class Engine:
         """True while work may be submitted from this process."""
         return self._closed is None and self._pid == os.getpid() and self._thread.is_alive()
 
-    def submit(self, start: Callable[[], Coroutine[Any, Any, T]], done: Done) -> None:
-        """Run ``start()`` on the engine; ``done`` is called on the engine's thread when it has ended.
+    def submit(self, start: Callable[[], Awaitable[T]], done: Done) -> None:
+        """Await ``start()`` on the engine; ``done`` is called on the engine's thread when it has ended.
 
         Raises ClosedError if the engine is stopped or belongs to the parent process.
         """
@@ -79,7 +79,7 @@ class Engine:
                 self._woken = True
                 self._loop.call_soon_threadsafe(self._drain)
 
-    def run(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, start: Callable[[], Awaitable[T]]) -> T:
         """Run ``start()`` on the engine and wait for its result; raises what it raises."""
         if threading.current_thread() is self._thread:
             raise ClosedError(
@@ -144,14 +144,14 @@ class Engine:
 
     def _begin(self, job: _Job) -> None:
         try:
-            task = self._loop.create_task(job.start())
+            task = asyncio.ensure_future(job.start(), loop=self._loop)
         except Exception as error:
             job.finish(None, error)
             return
         self._jobs[task] = job
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Future[Any]) -> None:
         job = self._jobs.pop(task)
         if task.cancelled():
             job.finish(None, ClosedError(self._closed or "the work was cancelled"))
@@ -192,7 +192,7 @@ class Engine:
 class _Job:
     __slots__ = ("done", "start")
 
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, Any]], done: Done) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Any]], done: Done) -> None:
         self.start = start
         self.done = done
 

@@ -1,1 +1,2 @@
-"""torch.distributed backend, comm hooks and torch-like functions: the only folder besides the command that imports torch."""
+"""torch.distributed backend, comm hooks and torch-like functions: the only folder besides the command that
+imports torch."""

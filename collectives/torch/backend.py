@@ -1,0 +1,481 @@
+"""The torch.distributed backend ``dblp``: a ProcessGroup whose collectives run on dblp's engine, always
+exact.
+
+How torch meets it: ``_new_process_group_helper`` takes an instance of a ProcessGroup subclass as *the* group,
+for all device types; Python callers then call these methods directly, C++ callers (the DDP reducer,
+functional collectives) through trampolines that exist for some methods only. Where torch has none
+(``all_gather_into_tensor_out``), the call falls through to the backend that is registered on the object: a
+gloo group that connects on first use.
+
+torch renamed methods after 2.12; both names are kept. Gradients may lose something only through
+``allreduce_lossy``, which ``hook.attach`` calls.
+"""
+
+# mypy: disable-error-code="override"
+# The stubs declare overloads of convenience (single tensors, positional timeouts) that torch calls on its own
+# groups only.
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dblp.collectives.group import Group
+from dblp.collectives.session import Session
+from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
+from dblp.collectives.torch.monitor import monitored_barrier
+from dblp.collectives.torch.operations import op_name, premultiply
+from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
+from dblp.collectives.torch.work import DblpWork, JoinedWork
+from dblp.errors import ConfigError, UnsupportedError
+from dblp.transport.config import TransportConfig
+from dblp.transport.policy import Policy
+
+NAME = "dblp"
+"""The backend's name in ``init_process_group``."""
+Tensors = Sequence[torch.Tensor]
+Call = Callable[[Group, float], Awaitable[Any]]
+"""``call(group, timeout_s)``: one collective on arrays."""
+
+
+class DblpProcessGroup(dist.ProcessGroup):
+    """One rank's membership in a torch process group. Ranks are ranks in this group."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        name: str,
+        config: TransportConfig,
+    ) -> None:
+        """Meet the other ranks through ``store``; raises what ``Session`` raises."""
+        super().__init__(rank, world_size)  # type: ignore[call-arg]  # not in the stub
+        self._rank_here = rank
+        self._world_size_here = world_size
+        self._timeout = timeout
+        self._name = name
+        self._desc = "undefined"
+        self._store = store
+        self._sequence = 0
+        self._barriers = 0
+        self._coalescing = threading.local()
+        self.session = Session(
+            config,
+            meet_by_store(store, rank, world_size, config.connect_timeout_s),
+            rank=rank,
+            world_size=world_size,
+            master=master_of(store),
+        )
+        self._register_inner()
+
+    # Identity. The base class asks registered backends, which is not where this group lives.
+
+    def name(self) -> str:
+        """The backend's name."""
+        return NAME
+
+    getBackendName = name
+
+    def rank(self) -> int:
+        """Rank in this group."""
+        return self._rank_here
+
+    getRank = rank
+
+    def size(self) -> int:
+        """Ranks in this group."""
+        return self._world_size_here
+
+    getSize = size
+
+    def getGroupName(self) -> str:
+        """torch's name of the group."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """The user's description of the group."""
+        return self._desc
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+        super()._set_group_name(name)  # type: ignore[arg-type]
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def get_group_store(self) -> Any:
+        """The store that this group met through."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Default timeout of the collectives that follow."""
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    # Life.
+
+    def shutdown(self) -> None:
+        """Leave the group; lingers until what was sent is acknowledged. Called by
+        ``destroy_process_group``."""
+        self.session.close()
+
+    def abort(self) -> None:
+        """Leave the group at once; work in flight fails."""
+        self.session.close(linger_s=0.0)
+
+    # Collectives on one tensor.
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> DblpWork:
+        """Reduce each tensor over all ranks, in place; exact."""
+        return self._allreduce("all_reduce", tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> DblpWork:
+        """Reduce each tensor over all ranks by itself, in place; exact."""
+        return self._allreduce("all_reduce_coalesced", tensors, opts)
+
+    def allreduce_lossy(self, tensor: torch.Tensor, policy: Policy, op: str = "avg") -> DblpWork:
+        """Reduce a gradient under ``policy``, in place; the work's ``report`` says what is missing.
+
+        Raises UnsupportedError for a lossy policy on a tensor that is not floating-point.
+        """
+        if policy.lossy and not is_floating(tensor):
+            raise UnsupportedError(
+                f"a loss policy on a {tensor.dtype} tensor: only floating-point gradients may lose anything; "
+                "use dblp.Exact()"
+            )
+        item = stage(tensor, arithmetic=True)
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.all_reduce(item.array, op, policy=policy, timeout_s=timeout_s, dtype=item.dtype)
+
+        return self._start("all_reduce of a gradient", call, [item], None)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> DblpWork:
+        """Copy the root's tensors to all ranks."""
+        works = []
+        for item in stage_all(tensors):
+            works.append(self._broadcast(item, opts))
+        return self._one("broadcast", works)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> DblpWork:
+        """Reduce to the root; the other ranks' tensors are left in an undefined state."""
+        (tensor,) = tensors
+        item = _stage_operand(tensor, opts.reduceOp)
+        op = op_name(opts.reduceOp)
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.reduce(item.array, opts.rootRank, op, timeout_s=timeout_s, dtype=item.dtype)
+
+        return self._start("reduce", call, [item], opts)
+
+    def barrier(self, opts: Any = None) -> DblpWork:
+        """Ends when every rank has called it."""
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.barrier(timeout_s=timeout_s)
+
+        return self._start("barrier", call, [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier through the store that names the ranks that have not come; the group stays usable."""
+        self._barriers += 1
+        limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
+        monitored_barrier(
+            self._store, self._barriers, self._rank_here, self._world_size_here, limit, wait_all_ranks
+        )
+
+    # Gathering.
+
+    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DblpWork:
+        """Every rank gets the tensors of all, which may differ in size."""
+        works = [
+            self._all_gather("all_gather", stage_all(outputs), stage(tensor), opts)
+            for outputs, tensor in zip(output_lists, inputs, strict=True)
+        ]
+        return self._one("all_gather", works)
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> DblpWork:
+        """``output_lists[i][rank]`` is the ``rank``'s i-th input."""
+        return self.allgather(output_lists, inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> DblpWork:
+        """Every rank gets all tensors, one behind the other."""
+        return self._all_gather("all_gather_single", stage(output), stage(input), opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DblpWork:
+        """``all_gather_single`` for each pair."""
+        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return self._one("all_gather_single_coalesced", works)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+
+    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> DblpWork:
+        """The root gets the tensors of all."""
+        (tensor,) = inputs
+        source = stage(tensor)
+        targets = stage_all(output_lists[0]) if self._rank_here == opts.rootRank else []
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            arrays = [item.array for item in targets] or None
+            return group.gather(arrays, source.array, opts.rootRank, timeout_s=timeout_s)
+
+        return self._start("gather", call, targets, opts)
+
+    # Scattering.
+
+    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> DblpWork:
+        """Each rank gets its tensor from the root."""
+        (tensor,) = outputs
+        target = stage(tensor)
+        sources = stage_all(input_lists[0]) if self._rank_here == opts.rootRank else []
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            arrays = [item.array for item in sources] or None
+            return group.scatter(target.array, arrays, opts.rootRank, timeout_s=timeout_s)
+
+        return self._start("scatter", call, [target], opts)
+
+    def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> DblpWork:
+        """Rank r gets the reduced r-th inputs."""
+        works = [
+            self._reduce_scatter("reduce_scatter", output, inputs, opts)
+            for output, inputs in zip(outputs, input_lists, strict=True)
+        ]
+        return self._one("reduce_scatter", works)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> DblpWork:
+        """Rank r gets the r-th part of the reduced input."""
+        return self._reduce_scatter("reduce_scatter_single", output, input, opts)
+
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> DblpWork:
+        """``reduce_scatter_single`` for each pair."""
+        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return self._one("reduce_scatter_single_coalesced", works)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    # All to all.
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DblpWork:
+        """Rank r's i-th output is rank i's r-th input."""
+        targets, sources = stage_all(outputs), stage_all(inputs)
+        parts = [item.array for item in targets], [item.array for item in sources]
+        return self._all_to_all("all_to_all", parts, targets, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> DblpWork:
+        """The same with one tensor, cut along its first dimension: evenly where no sizes are given."""
+        target, source = stage(output), stage(input)
+        parts = (
+            cut(target.array, self._world_size_here, output_split_sizes, "output"),
+            cut(source.array, self._world_size_here, input_split_sizes, "input"),
+        )
+        return self._all_to_all("all_to_all_single", parts, [target], opts)
+
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    # Point to point: posted when called, matched by source and tag, never queued behind a collective.
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> DblpWork:
+        """Send one tensor."""
+        (tensor,) = tensors
+        item = stage(tensor)
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.send(item.array, dst, tag, timeout_s=timeout_s)
+
+        return self._start(f"send to rank {dst}", call, [], None, outputs=[tensor])
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> DblpWork:
+        """Receive one tensor from ``src``."""
+        return self._recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DblpWork:
+        """Receive one tensor from whoever sends one; the work's ``source_rank()`` tells who did."""
+        return self._recv(tensors, None, tag)
+
+    # Coalescing: works start at once all the same; the end hands back one work for all.
+
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        self._coalescing.works = []
+
+    def _end_coalescing(self, device: torch.device | None = None) -> DblpWork:
+        works, self._coalescing.works = getattr(self._coalescing, "works", None) or [], None
+        return JoinedWork("coalesced collectives", self._seconds(None), works)
+
+    # Inside.
+
+    def _register_inner(self) -> None:
+        inner = inner_backend(self._store, self._rank_here, self._world_size_here, self._timeout)
+        if inner is None:
+            return
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        for device in device_types():
+            self._register_backend(device, kind, inner)
+        self._set_default_backend(kind)
+
+    def _seconds(self, opts: Any) -> float:
+        """Timeout of a call: its own, or the group's (an unset one is negative)."""
+        timeout = getattr(opts, "timeout", None)
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        return seconds if seconds > 0 else self._timeout.total_seconds()
+
+    def _start(
+        self,
+        what: str,
+        call: Call,
+        results: Sequence[Staged],
+        opts: Any,
+        outputs: Tensors | None = None,
+    ) -> DblpWork:
+        """Start ``call`` on the engine; ``results`` are copied back where they were staged."""
+        timeout_s = self._seconds(opts)
+        restore = (lambda: restore_all(results)) if any(item.copied for item in results) else None
+        if outputs is None:
+            outputs = [item.tensor for item in results]
+        work = DblpWork(what, timeout_s, outputs, restore)
+        self._sequence += 1
+        self.session.submit(what, timeout_s, lambda group: call(group, timeout_s), work.finish)
+        coalescing = getattr(self._coalescing, "works", None)
+        if coalescing is not None:
+            coalescing.append(work)
+        return work
+
+    def _one(self, what: str, works: Sequence[DblpWork]) -> DblpWork:
+        return works[0] if len(works) == 1 else JoinedWork(what, self._seconds(None), works)
+
+    def _allreduce(self, what: str, tensors: Tensors, opts: Any) -> DblpWork:
+        op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        name = op_name(op)
+        works = []
+        for tensor in tensors:
+            item = _stage_operand(tensor, op)
+            works.append(self._start(what, _all_reduce_call(item, name), [item], opts))
+        return self._one(what, works)
+
+    def _broadcast(self, item: Staged, opts: Any) -> DblpWork:
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.broadcast(item.array, opts.rootRank, timeout_s=timeout_s)
+
+        return self._start("broadcast", call, [item], opts)
+
+    def _all_gather(self, what: str, targets: Staged | list[Staged], source: Staged, opts: Any) -> DblpWork:
+        arrays = [item.array for item in targets] if isinstance(targets, list) else targets.array
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.all_gather(arrays, source.array, timeout_s=timeout_s)
+
+        return self._start(what, call, targets if isinstance(targets, list) else [targets], opts)
+
+    def _reduce_scatter(
+        self, what: str, output: torch.Tensor, inputs: torch.Tensor | Tensors, opts: Any
+    ) -> DblpWork:
+        op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        name, target = op_name(op), stage(output, arithmetic=True)
+        if isinstance(inputs, torch.Tensor):
+            arrays: Any = stage(premultiply(inputs, op), arithmetic=True).array
+        else:
+            arrays = [stage(premultiply(tensor, op), arithmetic=True).array for tensor in inputs]
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.reduce_scatter(target.array, arrays, name, timeout_s=timeout_s, dtype=target.dtype)
+
+        return self._start(what, call, [target], opts)
+
+    def _all_to_all(self, what: str, parts: tuple[Any, Any], targets: list[Staged], opts: Any) -> DblpWork:
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.all_to_all(parts[0], parts[1], timeout_s=timeout_s)
+
+        return self._start(what, call, targets, opts)
+
+    def _recv(self, tensors: Tensors, src: int | None, tag: int) -> DblpWork:
+        (tensor,) = tensors
+        item = stage(tensor)
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.recv(item.array, src, tag, timeout_s=timeout_s)
+
+        return self._start(f"recv from {'any rank' if src is None else f'rank {src}'}", call, [item], None)
+
+
+def _all_reduce_call(item: Staged, op: str) -> Call:
+    def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+        return group.all_reduce(item.array, op, timeout_s=timeout_s, dtype=item.dtype)
+
+    return call
+
+
+def _stage_operand(tensor: torch.Tensor, op: Any) -> Staged:
+    """A tensor that is reduced in place; for PREMUL_SUM the multiplied copy, whose result goes back into
+    it."""
+    operand = premultiply(tensor, op)
+    item = stage(operand, arithmetic=True)
+    if operand is not tensor:
+        item.tensor, item.copied = tensor, True
+    return item
+
+
+def create(options: Any, pg_options: Any = None) -> DblpProcessGroup:
+    """What torch calls to make a group (``extended_api``). ``pg_options`` may be a TransportConfig.
+
+    Raises ConfigError for a backend string that mixes dblp with another backend.
+    """
+    _refuse_mixed()
+    if pg_options is not None and not isinstance(pg_options, TransportConfig):
+        raise ConfigError(
+            f"pg_options={pg_options!r}: the dblp backend takes a dblp.TransportConfig, or None"
+        )
+    config = pg_options if pg_options is not None else TransportConfig.from_env()
+    return DblpProcessGroup(
+        options.store, options.group_rank, options.group_size, options.timeout, options.group_id, config
+    )
+
+
+def _refuse_mixed() -> None:
+    # torch would take this group for every device, whatever the string says of the others, and tells the
+    # creator nothing of it: only the caller's own variable does.
+    frame = sys._getframe(1)
+    for _ in range(4):
+        if frame is None or frame.f_code.co_name == "_new_process_group_helper":
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    backends = str(frame.f_locals.get("backend_config", "")) if frame is not None else ""
+    names = {part.rpartition(":")[2] for part in backends.split(",") if part}
+    if names - {NAME}:
+        raise ConfigError(
+            f"backend {backends!r} mixes dblp with another backend, which torch cannot do for a group in "
+            "Python; "
+            "use backend='dblp' for this group and make another group for the other devices"
+        )

@@ -1,0 +1,71 @@
+"""How a torch process group meets: through the store that torch hands to the backend."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from dblp.collectives.engine import Engine
+from dblp.collectives.rendezvous import Member, Roster, rendezvous_by_store
+from dblp.collectives.session import Meet
+from dblp.transport.port import Address
+
+_log = logging.getLogger("dblp.torch")
+
+
+def master_of(store: Any) -> Address | None:
+    """Where the store's server is, or MASTER_ADDR; None if neither says (a FileStore on one host)."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if isinstance(store, c10d.TCPStore):
+        return Address(store.host, store.port)
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return Address(host, int(port) if port.isdecimal() else 0) if host else None
+
+
+def meet_by_store(store: Any, rank: int, world_size: int, timeout_s: float) -> Meet:
+    """The ranks exchange their addresses through ``store``."""
+    master = master_of(store)
+    place = f"{master.host}:{master.port}" if master is not None else "the group's store"
+
+    def meet(engine: Engine, member: Callable[[int], Member]) -> Roster:
+        return rendezvous_by_store(
+            store, member, rank=rank, world_size=world_size, timeout_s=timeout_s, place=place
+        )
+
+    return meet
+
+
+def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """A gloo group for the C++ calls that no Python method can receive; None where gloo is missing.
+
+    Connections are made on first use, so that a group that never falls through costs two idle threads.
+    """
+    if not dist.is_gloo_available():
+        return None
+    try:
+        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        options._timeout = timeout
+        options._threads = 1
+        return c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
+    except (
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ) as error:  # no lazy devices in this torch, or no host name
+        _log.debug("no gloo group behind the dblp group: %s", error)
+        return None
+
+
+def device_types() -> list[torch.device]:
+    """The devices whose tensors the backend takes on this host."""
+    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [torch.device(name) for name in names]

@@ -1,0 +1,148 @@
+"""Tensors as numpy arrays: views where memory allows it, staged copies where not.
+
+A contiguous tensor in host memory is worked on in place. What is not (strided, on a GPU, lazily conjugated)
+is copied to a contiguous host array first and copied back by ``restore``. numpy has no bfloat16: such arrays
+are uint16 and carry ``dtype="bfloat16"`` beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dblp.errors import ConfigError, UnsupportedError
+
+Array = npt.NDArray[Any]
+
+_NUMPY_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    }
+)
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""Stand-ins for dtypes that numpy lacks, by bytes an element."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A tensor and the host array that stands for it while a round runs."""
+
+    tensor: torch.Tensor
+    """The caller's tensor."""
+    array: Array
+    """C-contiguous host array of the tensor's shape."""
+    dtype: str | None
+    """``"bfloat16"`` where ``array`` is uint16 in its stead, else None."""
+    copied: bool
+    """True if ``array`` is a copy: results must be copied back."""
+
+    def restore(self) -> None:
+        """Copy the array's content into the tensor, where the array is not the tensor's own memory."""
+        if self.copied:
+            source = torch.from_numpy(self.array)
+            if source.dtype != self.tensor.dtype:
+                source = source.view(self.tensor.dtype)
+            self.tensor.detach().copy_(source)
+
+
+def stage(tensor: torch.Tensor, *, arithmetic: bool = False, private: bool = False) -> Staged:
+    """The host array of a tensor.
+
+    ``arithmetic``: the array will be reduced, so its dtype must be one that reductions know. ``private``:
+    always copy, for inputs that the caller may not see changed. Raises UnsupportedError for sparse, quantised
+    and meta tensors, and for dtypes that cannot be reduced.
+    """
+    _check(tensor, arithmetic)
+    host = tensor.detach()
+    if host.device.type != "cpu":
+        host = host.to("cpu")
+    host = host.resolve_conj().resolve_neg().contiguous()
+    copied = host.data_ptr() != tensor.data_ptr() or _lazy(tensor)
+    if private and not copied:
+        host = host.clone()
+        copied = True
+    array, dtype = _as_array(host)
+    return Staged(tensor, array, dtype, copied)
+
+
+def stage_all(tensors: Iterable[torch.Tensor], *, arithmetic: bool = False) -> list[Staged]:
+    """``stage`` for each."""
+    return [stage(tensor, arithmetic=arithmetic) for tensor in tensors]
+
+
+def restore_all(staged: Iterable[Staged]) -> None:
+    """``restore`` for each."""
+    for item in staged:
+        item.restore()
+
+
+def is_floating(tensor: torch.Tensor) -> bool:
+    """True for real and complex floating-point tensors: what a loss policy may be applied to."""
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _lazy(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_conj() or tensor.is_neg())
+
+
+def _check(tensor: torch.Tensor, arithmetic: bool) -> None:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device.type}"
+        raise UnsupportedError(
+            f"dblp moves dense tensors only; this one is {kind}: convert it with .to_dense() or the like"
+        )
+    if arithmetic and tensor.dtype not in _NUMPY_DTYPES and tensor.dtype != torch.bfloat16:
+        raise UnsupportedError(
+            f"{tensor.dtype} tensors cannot be reduced; reduce them as float32 (tensor.float()) or another "
+            "common dtype"
+        )
+
+
+def _as_array(host: torch.Tensor) -> tuple[Array, str | None]:
+    if host.dtype in _NUMPY_DTYPES:
+        return host.numpy(), None
+    stand_in = host.view(_SAME_SIZE[host.element_size()]).numpy()
+    if host.dtype == torch.bfloat16:
+        return stand_in.view(np.uint16), "bfloat16"
+    return stand_in, None
+
+
+def cut(array: Array, world_size: int, splits: Sequence[int], name: str) -> list[Array]:
+    """Views of ``array`` along its first dimension, one a rank: of ``splits`` rows each, or even without
+    splits.
+
+    Raises ConfigError if the rows do not fit.
+    """
+    rows = array.shape[0] if array.ndim else 0
+    if not splits:
+        if rows % world_size:
+            raise ConfigError(
+                f"{name} has {rows} rows, which {world_size} ranks cannot share evenly: give split sizes"
+            )
+        splits = [rows // world_size] * world_size
+    if len(splits) != world_size or sum(splits) != rows or min(splits) < 0:
+        raise ConfigError(
+            f"{name} split sizes {list(splits)} do not fit: {world_size} sizes with a sum of {rows} rows are "
+            "needed"
+        )
+    borders = np.cumsum([0, *splits])
+    return [array[low:high] for low, high in pairwise(borders)]

@@ -1,0 +1,227 @@
+"""Work: the handle of one collective, as torch's Python and C++ callers wait on it.
+
+Two ways to wait exist in torch: ``Work.wait`` and the future of ``get_future``. The DDP reducer uses the
+future, with no timeout of its own, and runs callbacks (``then``) inside the completion; a callback may issue
+another collective and wait for it. So futures are completed on threads of ``_Completer``, never on the
+engine's thread, and are made only when somebody asks for one.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.futures import Future
+
+from dblp.collectives.engine import at_exit
+from dblp.collectives.report import Report
+
+GRACE_SECONDS = 5.0
+"""A waiter trusts the engine's own deadline this much longer before it gives up by itself."""
+_IDLE_THREADS = 4
+"""Completion threads that are kept when idle; more are started while callbacks block, and end after use."""
+
+
+class DblpWork(c10d.Work):
+    """One collective in flight. ``report`` is there once it has ended (None for those without a round)."""
+
+    def __init__(
+        self,
+        what: str,
+        timeout_s: float,
+        outputs: Sequence[torch.Tensor],
+        restore: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.report: Report | None = None
+        self.source = -1
+        self._what = what
+        self._timeout_s = timeout_s
+        self._outputs = list(outputs)
+        self._restore = restore
+        self._error: BaseException | None = None
+        self._ended = False
+        self._gate = _thread.allocate_lock()  # held until the end; cheaper than an Event, one a collective
+        self._gate.acquire()
+        self._future_lock = _thread.allocate_lock()
+        self._base: Future[None] | None = None
+        self._future: Future[list[torch.Tensor]] | None = None
+
+    def finish(self, result: object, error: BaseException | None) -> None:
+        """Called once, on the engine's thread, with a Report (or another result) or an error."""
+        if isinstance(result, Report):
+            self.report = result
+        self._error = error
+        if error is None and self._restore is not None:
+            completer.submit(
+                self._restore_and_end
+            )  # copies to a GPU or a strided tensor would hold up the engine
+        else:
+            self._end()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end; ``timedelta(0)`` means the collective's own timeout. Raises DistBackendError."""
+        seconds = timeout.total_seconds()
+        if not self._gate.acquire(timeout=seconds if seconds > 0 else self._timeout_s + GRACE_SECONDS):
+            limit = seconds if seconds > 0 else self._timeout_s
+            raise dist.DistBackendError(f"dblp: {self._what}: timeout: not done within {limit:g} s of wait()")
+        self._gate.release()
+        self._raise_error()
+        return True
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """A future of the output tensors; its callbacks run on a thread where they may wait for other
+        collectives."""
+        with self._future_lock:
+            if self._future is None:
+                self._make_future()
+            assert self._future is not None
+            return self._future
+
+    def is_completed(self) -> bool:
+        """True once it has ended, well or badly."""
+        return self._ended
+
+    def is_success(self) -> bool:
+        """True if it has ended well."""
+        return self._ended and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error that it ended with."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """Same as ``wait()``."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """For ``recv`` from any source: where the message came from."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def _restore_and_end(self) -> None:
+        try:
+            assert self._restore is not None
+            self._restore()
+        except Exception as error:
+            self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._restore = None
+        with self._future_lock:
+            self._ended = True
+            base = self._base
+        self._gate.release()
+        if base is not None:
+            completer.submit(lambda: base.set_result(None))
+
+    def _make_future(self) -> None:
+        devices = sorted({str(tensor.device) for tensor in self._outputs if tensor.device.type != "cpu"})
+        # An error must be raised in a callback to become one in C++: Future.set_exception stores it as a
+        # value, which the reducer would read as its result.
+        base: Future[None] = Future(devices=[torch.device(name) for name in devices] or None)
+        self._future = base.then(self._value)
+        if self._ended:
+            base.set_result(None)
+        else:
+            self._base = base
+
+    def _value(self, _: Future[None]) -> list[torch.Tensor]:
+        self._raise_error()
+        return self._outputs
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise dist.DistBackendError(f"dblp: {self._what}: {self._error}") from self._error
+
+
+class JoinedWork(DblpWork):
+    """Several works as one: what ``_end_coalescing`` and the coalesced collectives hand back."""
+
+    def __init__(self, what: str, timeout_s: float, works: Sequence[c10d.Work]) -> None:
+        outputs = [tensor for work in works for tensor in work.result()]
+        super().__init__(what, timeout_s, outputs)
+        self._works = list(works)
+        self._left = len(self._works)
+        self._count_lock = _thread.allocate_lock()
+        if not self._works:
+            self._end()
+        for work in self._works:
+            work.get_future().then(self._one_ended)
+
+    def _one_ended(self, _: Future[Any]) -> None:
+        with self._count_lock:
+            self._left -= 1
+            if self._left:
+                return
+        failed = [work.exception() for work in self._works if not work.is_success()]
+        self.finish(None, failed[0] if failed else None)
+
+
+class _Completer:
+    """Daemon threads that run completions; a thread is added whenever all are busy, so none waits for
+    another."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._free = 0
+        self._closed = False
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Run ``task`` soon on some thread; dropped once the interpreter exits."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._free > 0:
+                self._free -= 1
+            else:
+                self._start()
+            self._queue.put(task)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End idle threads and wait a little for busy ones: none may run Python code while the interpreter
+        goes."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._queue.put(None)
+        for thread in threads:
+            thread.join(timeout_s)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name="dblp-completion", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while (task := self._queue.get()) is not None:
+            with contextlib.suppress(Exception):  # torch stores a callback's error in its future
+                task()
+            with self._lock:
+                if self._free >= _IDLE_THREADS and not self._closed:
+                    break
+                self._free += 1
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+
+completer = _Completer()
+"""The process's completion threads."""
+at_exit(completer.close)  # after the engine: what a callback still waits for has then ended
