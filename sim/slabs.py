@@ -1,0 +1,133 @@
+"""Received datagrams laid out as a real port does it: coalesced super-packets, and singles in slots of one arena.
+
+The kernel is free in how it groups what it hands over, so ``regroup`` cuts, scatters and joins at random: the
+core must not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dblp.transport.port import Address, Bytes, Slab
+
+SLOT_ALIGN_BYTES = 64
+"""Slots of single datagrams start on cache lines, as in a real arena."""
+MAX_COALESCED = 64
+"""Datagrams that UDP GRO joins at most (UDP_GRO_CNT_MAX)."""
+MAX_COALESCED_BYTES = 65_507
+"""Bytes that it joins at most: the largest UDP payload over IPv4."""
+JUNK = 0xA5
+"""What stands in an arena once its slab is no longer valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Datagrams of one flow that arrived together; ``data`` belongs to the simulator."""
+
+    data: Bytes
+    """Datagrams back to back, ``segment`` bytes each, the last perhaps shorter."""
+    segment: int
+    source: Address
+    path: int
+    at: float
+    """Arrival of the first of them, seconds."""
+
+    @property
+    def count(self) -> int:
+        """Number of datagrams; an empty datagram is one, too."""
+        return max(1, -(-len(self.data) // self.segment))
+
+    def part(self, first: int, end: int) -> Arrival:
+        """Datagrams first..end-1, as a view."""
+        data = self.data[first * self.segment : end * self.segment]
+        return Arrival(data, self.segment, self.source, self.path, self.at)
+
+
+def slabs_of(arrivals: Sequence[Arrival]) -> list[Slab]:
+    """Slabs in the order of arrival: what came together is coalesced, neighbouring singles share an arena."""
+    slabs: list[Slab] = []
+    singles: list[Arrival] = []
+    for arrival in arrivals:
+        if singles and not _joins(singles, arrival):
+            slabs.append(_singles(singles))
+            singles = []
+        if arrival.count == 1:
+            singles.append(arrival)
+        else:
+            slabs.append(_coalesced(arrival))
+    if singles:
+        slabs.append(_singles(singles))
+    return slabs
+
+
+def regroup(arrivals: Sequence[Arrival], rng: np.random.Generator, share: float) -> list[Arrival]:
+    """Cut, scatter or join a ``share`` of the arrivals at random; the order of the datagrams stays."""
+    out: list[Arrival] = []
+    for arrival in arrivals:
+        if rng.random() >= share:
+            out.append(arrival)
+            continue
+        way = rng.integers(3)
+        if way == 0 and out and _continues(out[-1], arrival):
+            out[-1] = _join(out[-1], arrival)
+        elif way <= 1 and arrival.count > 1:
+            cut = int(rng.integers(1, arrival.count))
+            out += [arrival.part(0, cut), arrival.part(cut, arrival.count)]
+        else:
+            out += [arrival.part(i, i + 1) for i in range(arrival.count)]
+    return out
+
+
+def scribble(slabs: Sequence[Slab]) -> None:
+    """Destroy the arenas: whoever kept a view of one instead of a copy reads junk."""
+    for slab in slabs:
+        slab.arena.fill(JUNK)
+
+
+def _coalesced(arrival: Arrival) -> Slab:
+    count, size = arrival.count, arrival.segment
+    last = len(arrival.data) - (count - 1) * size
+    return Slab(arrival.data, 0, size, size, count, last, arrival.path, arrival.at, lambda i: arrival.source)
+
+
+def _joins(singles: Sequence[Arrival], arrival: Arrival) -> bool:
+    """True if a single may follow in one slab: same path, no longer, and nothing shorter stands before it."""
+    size = len(singles[0].data)
+    return (
+        arrival.count == 1
+        and arrival.path == singles[0].path
+        and len(singles[-1].data) == size
+        and len(arrival.data) <= size
+    )
+
+
+def _singles(singles: Sequence[Arrival]) -> Slab:
+    size, last = len(singles[0].data), len(singles[-1].data)
+    stride = (size // SLOT_ALIGN_BYTES + 1) * SLOT_ALIGN_BYTES
+    arena = np.full(len(singles) * stride, JUNK, np.uint8)
+    for slot, single in enumerate(singles):
+        arena[slot * stride : slot * stride + len(single.data)] = single.data
+    sources = [single.source for single in singles]
+    return Slab(
+        arena, 0, stride, size, len(singles), last, singles[0].path, singles[0].at, sources.__getitem__
+    )
+
+
+def _continues(before: Arrival, arrival: Arrival) -> bool:
+    """True if GRO might join two arrivals: one flow, one size, nothing short before the end, within its limits."""
+    return (
+        before.source == arrival.source
+        and before.path == arrival.path
+        and before.segment == arrival.segment
+        and len(before.data) == before.count * before.segment
+        and before.count + arrival.count <= MAX_COALESCED
+        and len(before.data) + len(arrival.data) <= MAX_COALESCED_BYTES
+    )
+
+
+def _join(before: Arrival, arrival: Arrival) -> Arrival:
+    data = np.concatenate((before.data, arrival.data))
+    return Arrival(data, before.segment, before.source, before.path, before.at)
