@@ -21,6 +21,8 @@ from dblp.errors import LocalError
 OnEvent = Callable[[int, dict[str, Any]], None]
 """``on_event(rank, event)``: called on a thread of its own while the workers run."""
 
+_WORKER_ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""One thread a worker, as there are more workers than cores; gloo on loopback, as dblp is."""
 _POLL_S = 0.05
 """Seconds between looks into the workers' files: quicker than the eye, cheaper than a hundredth of a core."""
 _SHUTDOWN_S = 3
@@ -49,7 +51,7 @@ def run_workers(
         plan_path = folder / "plan.json"
         plan_path.write_text(json.dumps(dict(plan)))
         with (
-            _environment({"OMP_NUM_THREADS": "1", **(env or {})}),
+            _environment({**_WORKER_ENV, **(env or {})}),
             _signals_restored(),
             _events(folder, ranks, on_event),
         ):

@@ -5,6 +5,7 @@ Sub-commands import what they need when they run, so that ``dblp --help`` is qui
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -13,11 +14,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from dblp.cli.bench.command import allreduce
 from dblp.cli.train.command import train
 from dblp.errors import DblpError
 
 EXIT_ERROR = 2
 """Exit code after a DblpError: wrong use, a missing package, a host that cannot do what was asked."""
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""Exit code after Ctrl-C, as shells have it."""
 
 app = typer.Typer(
     name="dblp",
@@ -27,7 +31,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+bench = typer.Typer(help="Measure dblp against other transports, in one run.", no_args_is_help=True)
+bench.command()(allreduce)
+bench.callback()(lambda: None)
 app.command()(train)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:
@@ -48,7 +56,10 @@ def run(arguments: list[str]) -> int:
         )
         return getattr(error, "exit_code", EXIT_ERROR)
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code == EXIT_INTERRUPTED:
+            Console(stderr=True).print("[yellow]dblp: interrupted; nothing is left running[/]")
+        return code
     return 0
 
 

@@ -14,79 +14,106 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import GradBucket, Store
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from dblp.cli.network import DatagramCount, datagram_count
 from dblp.cli.train.plan import BOUNDED, EXACT, GLOO, TrainPlan
+from dblp.collectives.torch.hook import Attachment, attach
 from dblp.transport.policy import Bounded, Exact, Policy
 
-Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
+class TimedDDP(DistributedDataParallel):
+    """DDP whose comm hook runs with a clock around it, whoever registers it."""
 
-class Meter:
-    """Attaches an arm's comm hook to a model and measures its rounds."""
-
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
         self.durations_s: list[float] = []
         """Seconds that each round took on this rank, in the order of completion."""
 
-    def attach(self, model: DistributedDataParallel) -> None:
-        """Register the hook."""
-        raise NotImplementedError
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Register the hook, timed."""
 
-    def traffic(self) -> dict[str, float] | None:
-        """Counts of this rank over all its rounds; None where the transport does not tell."""
-        raise NotImplementedError
-
-    def timed(self, hook: Hook) -> Hook:
-        """The hook with a clock around it."""
-
-        def timed_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def timed(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
             start = time.perf_counter()
 
-            def done(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            def done(future: Future[torch.Tensor]) -> torch.Tensor:
                 self.durations_s.append(time.perf_counter() - start)
                 return future.value()
 
-            return hook(state, bucket).then(done)
+            return hook(state, bucket).then(done)  # type: ignore[no-any-return]
 
-        return timed_hook
+        super().register_comm_hook(state, timed)
 
 
-class GlooMeter(Meter):
+class Arm:
+    """One arm in this process: attaches to a model and counts its traffic."""
+
+    def attach(self, model: TimedDDP) -> None:
+        """Register the arm's hook on a model."""
+        raise NotImplementedError
+
+    def traffic(self) -> dict[str, int] | None:
+        """Counts of this rank over all its rounds; None where the transport does not tell."""
+        raise NotImplementedError
+
+
+class GlooArm(Arm):
     """torch's own all-reduce hook over gloo."""
 
-    def attach(self, model: DistributedDataParallel) -> None:
-        """Register torch's all-reduce hook, timed."""
-        model.register_comm_hook(None, self.timed(allreduce_hook))
+    def attach(self, model: TimedDDP) -> None:
+        """Register torch's hook."""
+        model.register_comm_hook(None, allreduce_hook)
 
     def traffic(self) -> None:
-        """The kernel's TCP does not count for one process."""
+        """None: the kernel's TCP keeps no count for one process."""
 
 
-class DblpMeter(Meter):
+class DblpArm(Arm):
     """dblp's hook under a policy."""
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__()
         self._policy = policy
+        self._attachment: Attachment | None = None
+        self._before = DatagramCount()
+
+    def attach(self, model: TimedDDP) -> None:
+        """Register dblp's hook."""
+        self._attachment = attach(model, self._policy)
+        self._before = datagram_count(dist.group.WORLD)
+
+    def traffic(self) -> dict[str, int]:
+        """Chunks of the gradient rounds, and what the impairment did to all datagrams since ``attach``."""
+        assert self._attachment is not None
+        summary = self._attachment.summary
+        datagrams = datagram_count(dist.group.WORLD) - self._before
+        return {
+            "datagrams_offered": datagrams.offered,
+            "datagrams_lost": datagrams.lost,
+            "chunks_sent": summary.chunks_sent + summary.chunks_resent,
+            "chunks_resent": summary.chunks_resent,
+            "chunks_missing": summary.missing_chunks,
+            "chunks_expected": summary.bounded_chunks,
+        }
 
 
 @contextmanager
 def open_arm(
-    arm: str, plan: TrainPlan, store: Store, rank: int, world_size: int, timeout: timedelta
-) -> Iterator[Meter]:
-    """The default process group over an arm's transport, and its meter; the group ends with the block."""
+    name: str, plan: TrainPlan, store: Store, rank: int, world_size: int, timeout: timedelta
+) -> Iterator[Arm]:
+    """Make an arm's transport the default process group; it ends with the block."""
     os.environ["DBLP_IMPAIR"] = plan.impair  # read when the backend opens its port
-    backend = "gloo" if arm == GLOO else "dblp"
+    backend = "gloo" if name == GLOO else "dblp"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        yield _meter(arm, plan)
+        yield _arm(name, plan)
     finally:
         dist.destroy_process_group()
 
 
-def _meter(arm: str, plan: TrainPlan) -> Meter:
+def _arm(name: str, plan: TrainPlan) -> Arm:
     policies = {EXACT: Exact(), BOUNDED: Bounded(plan.budget, stop=plan.stop)}
-    return DblpMeter(policies[arm]) if arm in policies else GlooMeter()
+    return DblpArm(policies[name]) if name in policies else GlooArm()

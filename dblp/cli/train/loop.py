@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-from dblp.cli.train.arms import Meter, open_arm
+from dblp.cli.train.arms import Arm, TimedDDP, open_arm
 from dblp.cli.train.data import Dataset, load
 from dblp.cli.train.models import build
 from dblp.cli.train.plan import TrainPlan
@@ -39,11 +38,10 @@ def work(plan: Plan, emit: Emit) -> None:
     samples = _Samples(load(train_plan.data, train_plan.folder))
     agent = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     for seed in train_plan.seeds:
-        for arm in train_plan.arms:
-            store = PrefixStore(f"{arm}/{seed}", agent)
-            with open_arm(arm, train_plan, store, rank, world_size, _TIMEOUT) as meter:
-                run = _Run(train_plan, arm, seed, rank, world_size, samples, meter, emit)
-                run.train()
+        for name in train_plan.arms:
+            store = PrefixStore(f"{name}/{seed}", agent)
+            with open_arm(name, train_plan, store, rank, world_size, _TIMEOUT) as arm:
+                _Run(train_plan, arm, name, seed, samples, emit).train()
 
 
 class _Samples:
@@ -62,21 +60,19 @@ class _Run:
     def __init__(
         self,
         plan: TrainPlan,
-        arm: str,
+        arm: Arm,
+        name: str,
         seed: int,
-        rank: int,
-        world_size: int,
         samples: _Samples,
-        meter: Meter,
         emit: Emit,
     ) -> None:
-        self._plan, self._arm, self._seed = plan, arm, seed
-        self._rank, self._world_size = rank, world_size
-        self._samples, self._meter, self._emit = samples, meter, emit
+        self._plan, self._arm, self._name, self._seed = plan, arm, name, seed
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._samples, self._emit = samples, emit
         height, width = samples.train_images.shape[-2:]
         module = build(plan.model, height, width, seed=seed)
-        self._model = DistributedDataParallel(module)
-        meter.attach(self._model)
+        self._model = TimedDDP(module)
+        arm.attach(self._model)
         self._steps = len(samples.train_images) // plan.batch
         self._optimizer = torch.optim.SGD(
             self._model.parameters(),
@@ -110,15 +106,15 @@ class _Run:
         wall_s = time.perf_counter() - start
         self._emit(
             "result",
-            arm=self._arm,
+            arm=self._name,
             seed=self._seed,
             test_accuracy=self._accuracies[-1],
             wall_s=wall_s,
             losses=self._losses,
             accuracies=self._accuracies,
             fingerprint=fingerprint(self._model.module),
-            allreduce_s=self._meter.durations_s,
-            traffic=self._meter.traffic(),
+            allreduce_s=self._model.durations_s,
+            traffic=self._arm.traffic(),
         )
 
     def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -147,13 +143,13 @@ class _Run:
         done = epoch * self._steps + step + 1
         self._emit(
             "progress",
-            arm=self._arm,
+            arm=self._name,
             seed=self._seed,
             epoch=epoch + 1,
             share=done / (self._steps * self._plan.epochs),
             loss=loss,
             accuracy=self._accuracies[-1] if self._accuracies else None,
-            rounds_per_s=len(self._meter.durations_s) / max(now - start, 1e-9),
+            rounds_per_s=len(self._model.durations_s) / max(now - start, 1e-9),
         )
 
 

@@ -17,7 +17,7 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
     """One row an arm; means over its seeds; all-reduce percentiles over the rounds of all seeds."""
     seeds = sorted({outcome.seed for outcome in outcomes})
     table = Table(
-        padding=(0, 1, 0, 0),
+        box=box.SIMPLE_HEAD,
         caption="mean of seeds " + ", ".join(map(str, seeds)) if len(seeds) > 1 else None,
     )
     table.add_column("\narm", style="bold", no_wrap=True)
