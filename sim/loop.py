@@ -31,6 +31,8 @@ MAX_EVENTS_AT_ONCE = 1_000_000
 """Callbacks at one instant: more are a loop that waits for time to pass without letting it (``sleep(0)``)."""
 SHOWN_TASKS = 20
 """Pending tasks that an error lists before it only counts them."""
+SHOWN_CALLS = 4
+"""Calls of a pending task that an error shows, innermost last."""
 
 
 class SimulationError(LocalError):
@@ -256,13 +258,14 @@ async def _settle(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 def _describe(task: asyncio.Task[Any]) -> str:
-    """Name a task and where it waits."""
-    coro = task.get_coro()
+    """Name a task and where it waits: the innermost calls of its chain of awaits."""
+    coro: Any = task.get_coro()
     name = f"{task.get_name()} ({getattr(coro, '__qualname__', coro)})"
-    frames = task.get_stack(limit=1)
-    if not frames:
-        return name
-    return f"{name} at {frames[0].f_code.co_filename.rsplit('/', 1)[-1]}:{frames[0].f_lineno}"
+    calls: list[str] = []
+    while (frame := getattr(coro, "cr_frame", None)) is not None:
+        calls.append(f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}")
+        coro = coro.cr_await
+    return f"{name} at {' > '.join(calls[-SHOWN_CALLS:])}" if calls else name
 
 
 def _listed(tasks: tuple[str, ...]) -> str:

@@ -377,7 +377,8 @@ class SimPort:
         """Put datagrams into the path's receive buffer, as many as it holds."""
         path = self._addresses.index(target)
         fits = self._fitting(arrival, path)
-        self.network.counters["buffer"] += arrival.count - fits
+        if fits < arrival.count:
+            self.network.counters["buffer"] += arrival.count - fits
         if not fits:
             return
         kept = arrival if fits == arrival.count else arrival.part(0, fits)
@@ -389,6 +390,8 @@ class SimPort:
     def discard(self, reason: str) -> None:
         """Lose what waits in the buffers."""
         lost = sum(arrival.count for arrival in self._waiting)
+        if not lost:
+            return
         self.network.counters[reason] += lost
         self.network.counters["delivered"] -= lost
         self._waiting.clear()
