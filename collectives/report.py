@@ -39,7 +39,7 @@ class Report:
     chunks_duplicate: int = 0
     """Chunks that came a second time or too late."""
     bytes_sent: int = 0
-    """Bytes handed to the network, headers and retransmissions included."""
+    """Bytes of those chunks, both times, with their headers; without control datagrams."""
     missing: Mapping[int, npt.NDArray[np.uint32]] = field(default_factory=dict)
     """For each peer (rank in the group) whose contribution has holes: indices of its missing chunks, ascending."""
     bounded_chunks: int = 0

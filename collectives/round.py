@@ -19,6 +19,7 @@ from dblp.collectives.deadline import Deadline, deadline_error
 from dblp.collectives.report import Report, energy_lost_share
 from dblp.collectives.staging import StagePool
 from dblp.errors import ClosedError
+from dblp.transport.config import HEADER_BYTES
 from dblp.transport.interface import EndpointLike, Sending
 from dblp.transport.message import (
     MessageSpec,
@@ -39,11 +40,12 @@ OnDone = Callable[[Received], None]
 class _Leg:
     """One message of the round, and how far it is: what a deadline error tells about it."""
 
-    __slots__ = ("chunks", "done", "got", "peer", "sending")
+    __slots__ = ("chunks", "done", "got", "peer", "sending", "spec")
 
-    def __init__(self, peer: int, chunks: int, sending: Sending | None = None) -> None:
+    def __init__(self, peer: int, spec: MessageSpec, sending: Sending | None = None) -> None:
         self.peer = peer
-        self.chunks = chunks
+        self.spec = spec
+        self.chunks = spec.chunks
         self.got = 0
         self.done = False
         self.sending = sending
@@ -52,6 +54,14 @@ class _Leg:
         if self.sending is not None:
             return f"has not confirmed {self.chunks} chunks from here"
         return f"{self.got} of {self.chunks} chunks arrived"
+
+    def sent(self) -> tuple[int, int, int]:
+        """Chunks sent first, chunks sent again, and the bytes of both with their headers."""
+        if self.sending is None:
+            return 0, 0, 0
+        first, again = self.sending.counts
+        payload = min(first * self.spec.chunk_bytes, self.spec.nbytes) + again * self.spec.chunk_bytes
+        return first, again, payload + (first + again) * HEADER_BYTES
 
 
 class Round:
@@ -113,7 +123,7 @@ class Round:
         sending = self.endpoint.send(
             self._ranks[peer], message, data.view(np.uint8), spec, offered=offered, energy=energy
         )
-        leg = _Leg(peer, spec.chunks, sending)
+        leg = _Leg(peer, spec, sending)
         self._legs.append(leg)
         self._sends_left += 1
         sending.done.add_done_callback(lambda done: self._sent(leg, done))
@@ -131,7 +141,7 @@ class Round:
         window: int = 0,
     ) -> Callable[[int], None]:
         """Post a receive from ``peer``; returns what releases more chunks of a windowed one."""
-        leg = _Leg(peer, spec.chunks)
+        leg = _Leg(peer, spec)
 
         def placed(first: int, count: int) -> None:
             leg.got += count
@@ -194,7 +204,10 @@ class Round:
 
     def report(self, nbytes: int) -> Report:
         """What the round did so far."""
-        counters, call = self._counters, self.call
+        call = self.call
+        first, again, nbytes_sent = (
+            sum(column) for column in zip((0, 0, 0), *(leg.sent() for leg in self._legs), strict=True)
+        )
         missing = sum(len(chunks) for chunks in self._missing.values())
         return Report(
             round=self.number,
@@ -204,11 +217,11 @@ class Round:
             nbytes=nbytes,
             world_size=self.world_size,
             duration_s=self.endpoint.time() - self._start,
-            chunks_sent=counters.chunks_sent,
-            chunks_resent=counters.chunks_resent,
-            chunks_received=counters.chunks_received,
-            chunks_duplicate=counters.chunks_duplicate,
-            bytes_sent=counters.bytes_sent,
+            chunks_sent=first,
+            chunks_resent=again,
+            chunks_received=sum(leg.got for leg in self._legs),
+            chunks_duplicate=self._counters.chunks_duplicate,
+            bytes_sent=nbytes_sent,
             missing=self._missing,
             bounded_chunks=self._bounded_chunks,
             energy_lost=energy_lost_share(self._energies, missing / self._bounded_chunks if missing else 0.0),

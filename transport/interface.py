@@ -28,6 +28,10 @@ class Sending(Protocol):
         False, with nothing done, if more than 256 KiB would have to be copied or not all chunks were offered yet:
         await ``done`` then."""
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Chunks sent first and sent again so far."""
+
 
 class Receiving(Protocol):
     """A message on its way from a peer."""
@@ -54,7 +58,9 @@ class EndpointLike(Protocol):
     def time(self) -> float:
         """Seconds on the loop's clock (virtual under the simulator)."""
 
-    def begin_round(self, round_key: int, signature: bytes, describe: Callable[[bytes], str]) -> RoundCounters:
+    def begin_round(
+        self, round_key: int, signature: bytes, describe: Callable[[bytes], str]
+    ) -> RoundCounters:
         """Announce a round (``message.round_of``) before its messages are posted. ``signature`` (at most 32 bytes) must be
         equal on all ranks of the round; where a peer's differs, every receive of the round raises
         MismatchError, worded with ``describe`` of both signatures. Returns the round's counters, live."""
@@ -63,13 +69,27 @@ class EndpointLike(Protocol):
         """The round is over here, well or badly: forget its messages; what comes late is dropped and counted."""
 
     def send(
-        self, peer: int, message: int, data: Bytes, spec: MessageSpec, *, offered: bool = True, energy: float = 0.0
+        self,
+        peer: int,
+        message: int,
+        data: Bytes,
+        spec: MessageSpec,
+        *,
+        offered: bool = True,
+        energy: float = 0.0,
     ) -> Sending:
         """Send ``data`` (uint8, 1-D, contiguous; the caller leaves it alone until ``done``). With ``offered=False``
         chunks wait for ``offer``. ``energy``: sum of squares, for bounded messages."""
 
     def receive(
-        self, peer: int, message: int, spec: MessageSpec, sink: Sink, *, on_chunks: OnChunks | None = None, window: int = 0
+        self,
+        peer: int,
+        message: int,
+        spec: MessageSpec,
+        sink: Sink,
+        *,
+        on_chunks: OnChunks | None = None,
+        window: int = 0,
     ) -> Receiving:
         """Post a receive. ``window``: chunks that the peer may send before ``release`` raises the limit; 0: all."""
 

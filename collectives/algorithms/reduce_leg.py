@@ -104,7 +104,7 @@ class _StagedLeg:
                 peer,
                 REDUCE_STEP,
                 self._message,
-                RingSink(self._stages[peer], self._window),
+                RingSink(self._stages[peer], self._window, self._message.nbytes),
                 on_chunks=self._on_chunks,
                 on_done=lambda received, peer=peer: self._on_done(peer, received),  # type: ignore[misc]
                 window=self._window if windowed else 0,
