@@ -28,8 +28,9 @@ from dblp.transport.wire import VERSION
 
 ASK_SECONDS = 0.1
 """Interval between HELLOs: some ten a second and rank, and the most that a lost answer delays a start."""
-LINGER_SECONDS = 3.0
-"""After a failure rank 0 goes on telling the reason this long, so that every rank learns it."""
+LINGER_SECONDS = 1.0
+"""After a failure rank 0 goes on telling the reason this long before it raises, so that every rank learns
+it."""
 
 
 class MasterRendezvous:
@@ -64,25 +65,25 @@ class MasterRendezvous:
         settled = asyncio.Event()
         protocol = _Answering(registrar, loop.time, settled)
         self._transport = await self._bind(protocol)
-        if registrar.roster is None and registrar.failure is None:
-            try:
-                await asyncio.wait_for(settled.wait(), self._timeout_s)
-            except TimeoutError:
-                self._close_later(loop)
-                raise absent_error(
-                    registrar.absent, member.world_size, self._place, self._timeout_s
-                ) from None
-            except asyncio.CancelledError:
-                self.close()
-                raise
-        if registrar.failure is not None:
-            self._close_later(loop)
-            raise registrar.failure
+        try:
+            if registrar.roster is None and registrar.failure is None:
+                await self._wait(registrar, settled, member)
+            if registrar.failure is not None:
+                await asyncio.sleep(LINGER_SECONDS)
+                raise registrar.failure
+        except BaseException:
+            self.close()
+            raise
         assert registrar.roster is not None
         return registrar.roster
 
-    def _close_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.call_later(LINGER_SECONDS, self.close)
+    async def _wait(self, registrar: Registrar, settled: asyncio.Event, member: Member) -> None:
+        try:
+            await asyncio.wait_for(settled.wait(), self._timeout_s)
+        except TimeoutError:
+            registrar.failure = absent_error(
+                registrar.absent, member.world_size, self._place, self._timeout_s
+            )
 
     async def _bind(self, protocol: asyncio.DatagramProtocol) -> asyncio.DatagramTransport:
         host, family = await self._resolve()

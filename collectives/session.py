@@ -46,14 +46,17 @@ class Session:
         rank: int,
         world_size: int,
         master: Address | None = None,
+        cleanup: Callable[[], None] | None = None,
     ) -> None:
-        """Open a port, meet the other ranks and shake hands with each.
+        """Open a port, meet the other ranks and shake hands with each; ``cleanup()`` is called on the engine
+        at the end.
 
         Raises HandshakeError, VersionError or DeadlineError, and ConfigError for an unusable interface.
         """
         self.rank = rank
         self.world_size = world_size
         self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
+        self._cleanup = cleanup or _nothing
         self._closed = False
         self._token = 0
         try:
@@ -62,7 +65,7 @@ class Session:
                 self._join(config, meet, port)
             except BaseException:
                 if self.engine.alive:
-                    self.engine.run(lambda: _close_port(port))
+                    self.engine.run(lambda: self._give_up(port))
                 raise
         except BaseException:
             release_engine(self.engine)
@@ -84,7 +87,7 @@ class Session:
         self._closed = True
         if self.engine.alive:
             self.engine.remove_closer(self._token)
-            self.engine.run(lambda: self.endpoint.close(linger_s=linger_s))
+            self.engine.run(lambda: self._leave(linger_s))
         release_engine(self.engine)
 
     def _join(self, config: TransportConfig, meet: Meet, port: Port) -> None:
@@ -123,9 +126,18 @@ class Session:
         self.endpoint.fail(DeadlineError(text))
         self.engine.loop.call_later(0.1, future.cancel)
 
+    async def _leave(self, linger_s: float) -> None:
+        self.group.close()
+        await self.endpoint.close(linger_s=linger_s)
+        self._cleanup()
+
     async def _close_at_exit(self) -> None:
         self._closed = True
-        await self.endpoint.close(linger_s=LINGER_SECONDS)
+        await self._leave(LINGER_SECONDS)
+
+    async def _give_up(self, port: Port) -> None:
+        port.close()
+        self._cleanup()
 
 
 async def _open(config: TransportConfig, master: Address | None, rank: int) -> Port:
@@ -138,5 +150,5 @@ async def _open(config: TransportConfig, master: Address | None, rank: int) -> P
     return ImpairedPort(port, Impairer(spec, rng), asyncio.get_running_loop())
 
 
-async def _close_port(port: Port) -> None:
-    port.close()
+def _nothing() -> None:
+    """Nothing to clean up."""

@@ -1,1 +1,126 @@
-"""dblp: loss-tolerant gradient all-reduce over UDP for PyTorch training."""
+"""dblp: a loss-tolerant gradient all-reduce over UDP for PyTorch.
+
+Everything here loads on first use (PEP 562): ``import dblp`` itself imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dblp.collectives.api import (
+        Handle,
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        destroy_process_group,
+        gather,
+        get_rank,
+        get_world_size,
+        init_process_group,
+        is_initialized,
+        recv,
+        reduce,
+        reduce_scatter,
+        scatter,
+        send,
+    )
+    from dblp.collectives.group import Group
+    from dblp.collectives.report import Report
+    from dblp.collectives.torch.hook import Attachment, attach
+    from dblp.errors import (
+        ClosedError,
+        ConfigError,
+        DblpError,
+        DeadlineError,
+        HandshakeError,
+        LocalError,
+        MismatchError,
+        PeerError,
+        RemoteError,
+        UnsupportedError,
+        VersionError,
+    )
+    from dblp.transport.config import TransportConfig
+    from dblp.transport.policy import Bounded, Exact, Fill, Policy, Stop
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "__version__",
+    # torch.distributed-like functions, on tensors and numpy arrays
+    "init_process_group",
+    "destroy_process_group",
+    "is_initialized",
+    "get_rank",
+    "get_world_size",
+    "all_reduce",
+    "reduce_scatter",
+    "reduce",
+    "all_gather",
+    "broadcast",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
+    "Handle",
+    # async collectives on numpy arrays
+    "Group",
+    "Report",
+    # DDP
+    "attach",
+    "Attachment",
+    # policies and configuration
+    "Policy",
+    "Bounded",
+    "Exact",
+    "Stop",
+    "Fill",
+    "TransportConfig",
+    # errors
+    "DblpError",
+    "LocalError",
+    "ConfigError",
+    "UnsupportedError",
+    "ClosedError",
+    "RemoteError",
+    "MismatchError",
+    "VersionError",
+    "HandshakeError",
+    "PeerError",
+    "DeadlineError",
+]
+
+_MODULES = {
+    "dblp.collectives.api": (
+        "Handle all_gather all_reduce all_to_all barrier broadcast destroy_process_group gather get_rank "
+        "get_world_size init_process_group is_initialized recv reduce reduce_scatter scatter send"
+    ),
+    "dblp.collectives.group": "Group",
+    "dblp.collectives.report": "Report",
+    "dblp.collectives.torch.hook": "Attachment attach",
+    "dblp.errors": (
+        "ClosedError ConfigError DblpError DeadlineError HandshakeError LocalError MismatchError PeerError "
+        "RemoteError UnsupportedError VersionError"
+    ),
+    "dblp.transport.config": "TransportConfig",
+    "dblp.transport.policy": "Bounded Exact Fill Policy Stop",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dblp' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

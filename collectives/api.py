@@ -1,0 +1,394 @@
+"""The functions of ``import dblp``: torch.distributed's, on tensors and numpy arrays, without
+torch.distributed.
+
+One default group a process. Calls are synchronous and return the round's ``Report``; with ``async_op=True``
+they return a ``Handle``. Tensors are recognised by their type's module: without one torch is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+
+from dblp.collectives.engine import Engine
+from dblp.collectives.group import Group
+from dblp.collectives.master import MasterRendezvous
+from dblp.collectives.rendezvous import Member, Roster
+from dblp.collectives.report import Report
+from dblp.collectives.session import BACKSTOP_SECONDS, Session
+from dblp.errors import ClosedError, ConfigError, DeadlineError, UnsupportedError
+from dblp.transport.config import TransportConfig
+from dblp.transport.policy import Policy
+from dblp.transport.port import Address
+
+T = TypeVar("T")
+ArrayLike = Any
+"""A numpy array or a torch tensor."""
+ArrayLikes = Any
+"""One of them, cut evenly among the ranks, or a list of one for each rank."""
+
+
+class Handle(Generic[T]):
+    """A call in flight. The arrays must be left alone until ``wait`` has returned; results are in place
+    then."""
+
+    def __init__(self, what: str, timeout_s: float, restores: Sequence[Callable[[], None]]) -> None:
+        self._what = what
+        self._timeout_s = timeout_s
+        self._restores = restores
+        self._ended = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """True once it has ended, well or badly."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Wait for the end and return the Report (for ``recv``: the source's rank); raises the call's error.
+
+        ``timeout_s``: seconds to wait here; beyond it DeadlineError is raised and the call goes on.
+        """
+        limit = self._timeout_s + 2 * BACKSTOP_SECONDS if timeout_s is None else timeout_s
+        if not self._ended.wait(limit):
+            raise DeadlineError(f"{self._what}: not done within {limit:g} s of wait()")
+        if self._error is not None:
+            raise self._error
+        restores, self._restores = self._restores, ()
+        for restore in restores:
+            restore()
+        return cast(T, self._result)
+
+    def _finish(self, result: T | None, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        self._ended.set()
+
+
+class _Default:
+    """The process's default group."""
+
+    session: Session | None = None
+    generation = 0
+
+
+def init_process_group(
+    *,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    job: str | None = None,
+    config: TransportConfig | None = None,
+) -> None:
+    """Join the default group of this process; blocks until all ranks have come.
+
+    What is not given is taken from MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, DBLP_JOB and the DBLP_*
+    variables of ``TransportConfig``. ``job`` tells apart jobs that meet on one port by mistake. Raises
+    ConfigError for what is missing or unusable, HandshakeError, VersionError, DeadlineError (see
+    ``MasterRendezvous.join``).
+    """
+    if _Default.session is not None:
+        raise ConfigError("the default group exists already; call dblp.destroy_process_group() first")
+    environ = os.environ
+    place = Address(
+        master_addr if master_addr is not None else _text(environ, "MASTER_ADDR", "master_addr"),
+        master_port if master_port is not None else _number(environ, "MASTER_PORT", "master_port"),
+    )
+    rank = rank if rank is not None else _number(environ, "RANK", "rank")
+    world_size = world_size if world_size is not None else _number(environ, "WORLD_SIZE", "world_size")
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"rank={rank} with world_size={world_size}: the rank must lie in 0..{world_size - 1}"
+        )
+    config = config if config is not None else TransportConfig.from_env()
+    job = job if job is not None else environ.get("DBLP_JOB", "")
+    _Default.generation += 1
+    rendezvous = MasterRendezvous(place, job=job, timeout_s=config.connect_timeout_s)
+    meet = _meet_at(rendezvous, _Default.generation)
+    _Default.session = Session(
+        config, meet, rank=rank, world_size=world_size, master=place, cleanup=rendezvous.close
+    )
+
+
+def destroy_process_group() -> None:
+    """Leave the default group; lingers until what was sent is acknowledged. Without a group it does
+    nothing."""
+    session, _Default.session = _Default.session, None
+    if session is not None:
+        session.close()
+
+
+def is_initialized() -> bool:
+    """True between ``init_process_group`` and ``destroy_process_group``."""
+    return _Default.session is not None
+
+
+def get_rank() -> int:
+    """This process's rank in the default group; raises ClosedError without one."""
+    return _session().rank
+
+
+def get_world_size() -> int:
+    """Ranks of the default group; raises ClosedError without one."""
+    return _session().world_size
+
+
+# Reducing
+
+
+def all_reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    policy: Policy | None = None,
+    *,
+    algorithm: str = "auto",
+    async_op: bool = False,
+    timeout_s: float | None = None,
+) -> Any:
+    """Reduce ``x`` over all ranks, in place. A ``policy`` may let a floating sum or average lose chunks."""
+    item = _stage(x, arithmetic=True)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.all_reduce(
+            item.array, op, policy=policy, algorithm=algorithm, timeout_s=timeout_s, dtype=item.dtype
+        )
+
+    return _run("all_reduce", call, [item], async_op, timeout_s)
+
+
+def reduce_scatter(
+    output: ArrayLike,
+    input: ArrayLikes,
+    op: str = "sum",
+    policy: Policy | None = None,
+    *,
+    async_op: bool = False,
+    timeout_s: float | None = None,
+) -> Any:
+    """Reduce each rank's part of ``input`` over all ranks into that rank's ``output``."""
+    target, sources = _stage(output, arithmetic=True), _stage_parts(input, arithmetic=True)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.reduce_scatter(
+            target.array, sources.arrays, op, policy=policy, timeout_s=timeout_s, dtype=target.dtype
+        )
+
+    return _run("reduce_scatter", call, [target], async_op, timeout_s)
+
+
+def reduce(
+    x: ArrayLike, root: int = 0, op: str = "sum", *, async_op: bool = False, timeout_s: float | None = None
+) -> Any:
+    """Reduce ``x`` over all ranks into that of ``root``; the others keep theirs."""
+    item = _stage(x, arithmetic=True)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.reduce(item.array, root, op, timeout_s=timeout_s, dtype=item.dtype)
+
+    return _run("reduce", call, [item], async_op, timeout_s)
+
+
+# Moving
+
+
+def all_gather(
+    output: ArrayLikes, input: ArrayLike, *, async_op: bool = False, timeout_s: float | None = None
+) -> Any:
+    """Collect every rank's ``input`` in every rank's ``output``."""
+    targets, source = _stage_parts(output), _stage(input)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.all_gather(targets.arrays, source.array, timeout_s=timeout_s)
+
+    return _run("all_gather", call, [targets], async_op, timeout_s)
+
+
+def broadcast(x: ArrayLike, root: int = 0, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
+    """Give every rank the ``x`` of ``root``."""
+    item = _stage(x)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.broadcast(item.array, root, timeout_s=timeout_s)
+
+    return _run("broadcast", call, [item], async_op, timeout_s)
+
+
+def gather(
+    input: ArrayLike,
+    output: ArrayLikes | None = None,
+    root: int = 0,
+    *,
+    async_op: bool = False,
+    timeout_s: float | None = None,
+) -> Any:
+    """Collect every rank's ``input`` in the ``output`` of ``root``; the others pass none."""
+    source, targets = _stage(input), _stage_parts(output)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.gather(targets.arrays, source.array, root, timeout_s=timeout_s)
+
+    return _run("gather", call, [targets], async_op, timeout_s)
+
+
+def scatter(
+    output: ArrayLike,
+    input: ArrayLikes | None = None,
+    root: int = 0,
+    *,
+    async_op: bool = False,
+    timeout_s: float | None = None,
+) -> Any:
+    """Give every rank its part of the ``input`` of ``root``; the others pass none."""
+    target, sources = _stage(output), _stage_parts(input)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.scatter(target.array, sources.arrays, root, timeout_s=timeout_s)
+
+    return _run("scatter", call, [target], async_op, timeout_s)
+
+
+def all_to_all(
+    output: ArrayLikes, input: ArrayLikes, *, async_op: bool = False, timeout_s: float | None = None
+) -> Any:
+    """Send part j of ``input`` to rank j, receive rank j's into part j of ``output``."""
+    targets, sources = _stage_parts(output), _stage_parts(input)
+
+    def call(group: Group) -> Awaitable[Report]:
+        return group.all_to_all(targets.arrays, sources.arrays, timeout_s=timeout_s)
+
+    return _run("all_to_all", call, [targets], async_op, timeout_s)
+
+
+def barrier(*, async_op: bool = False, timeout_s: float | None = None) -> Any:
+    """Wait until every rank has called it."""
+    return _run("barrier", lambda group: group.barrier(timeout_s=timeout_s), [], async_op, timeout_s)
+
+
+# Point to point
+
+
+def send(
+    x: ArrayLike, dst: int, tag: int = 0, *, async_op: bool = False, timeout_s: float | None = None
+) -> Any:
+    """Send ``x`` to rank ``dst``."""
+    item = _stage(x)
+
+    def call(group: Group) -> Awaitable[int]:
+        return group.send(item.array, dst, tag, timeout_s=timeout_s)
+
+    return _run(f"send to rank {dst}", call, [], async_op, timeout_s)
+
+
+def recv(
+    x: ArrayLike,
+    src: int | None = None,
+    tag: int = 0,
+    *,
+    async_op: bool = False,
+    timeout_s: float | None = None,
+) -> Any:
+    """Receive into ``x`` from rank ``src``, or from whoever sends first; returns the source's rank."""
+    item = _stage(x)
+
+    def call(group: Group) -> Awaitable[int]:
+        return group.recv(item.array, src, tag, timeout_s=timeout_s)
+
+    return _run(
+        f"recv from {'any rank' if src is None else f'rank {src}'}", call, [item], async_op, timeout_s
+    )
+
+
+# Inside
+
+
+class _Array:
+    """A numpy array as it is."""
+
+    copied = False
+
+    def __init__(self, array: Any) -> None:
+        # ml_dtypes' bfloat16 arrays are no dtype of numpy's own: two bytes an element all the same.
+        half = array.dtype.name == "bfloat16"
+        self.array = array.view(np.uint16) if half else array
+        self.dtype = "bfloat16" if half else None
+
+    def restore(self) -> None:
+        """Nothing to do: results are in place."""
+
+
+class _Parts:
+    """One array or a list of arrays, one a rank; None where a rank passes nothing."""
+
+    def __init__(self, items: list[Any], whole: bool) -> None:
+        self._items = items
+        self.arrays: Any = items[0].array if whole else [item.array for item in items] or None
+
+    def restore(self) -> None:
+        """Bring results back where they were staged."""
+        for item in self._items:
+            item.restore()
+
+
+def _stage(x: ArrayLike, *, arithmetic: bool = False) -> Any:
+    if isinstance(x, np.ndarray):
+        return _Array(x)
+    if type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "__torch_function__"):
+        from dblp.collectives.torch.tensors import stage
+
+        return stage(x, arithmetic=arithmetic)
+    raise UnsupportedError(f"a {type(x).__name__} cannot be sent: a numpy array or a torch tensor is needed")
+
+
+def _stage_parts(x: ArrayLikes | None, *, arithmetic: bool = False) -> _Parts:
+    if x is None:
+        return _Parts([], False)
+    if isinstance(x, list | tuple):
+        return _Parts([_stage(part, arithmetic=arithmetic) for part in x], False)
+    return _Parts([_stage(x, arithmetic=arithmetic)], True)
+
+
+def _run(
+    what: str,
+    call: Callable[[Group], Awaitable[Any]],
+    results: Sequence[Any],
+    async_op: bool,
+    timeout_s: float | None,
+) -> Any:
+    session = _session()
+    seconds = session.config.timeout_s if timeout_s is None else timeout_s
+    handle: Handle[Any] = Handle(what, seconds, [item.restore for item in results])
+    session.submit(what, seconds, call, handle._finish)
+    return handle if async_op else handle.wait()
+
+
+def _session() -> Session:
+    if _Default.session is None:
+        raise ClosedError("there is no default group; call dblp.init_process_group() first")
+    return _Default.session
+
+
+def _meet_at(
+    rendezvous: MasterRendezvous, generation: int
+) -> Callable[[Engine, Callable[[int], Member]], Roster]:
+    def meet(engine: Engine, member: Callable[[int], Member]) -> Roster:
+        return engine.run(lambda: rendezvous.join(member(generation)))
+
+    return meet
+
+
+def _text(environ: Mapping[str, str], variable: str, argument: str) -> str:
+    text = environ.get(variable, "")
+    if not text:
+        raise ConfigError(f"{variable} is not set; set it, or pass {argument}= to dblp.init_process_group")
+    return text
+
+
+def _number(environ: Mapping[str, str], variable: str, argument: str) -> int:
+    text = _text(environ, variable, argument)
+    if not text.isdecimal():
+        raise ConfigError(f"{variable}={text!r}: a number is needed")
+    return int(text)

@@ -1,0 +1,50 @@
+"""The public names, and that importing them lazily costs nothing."""
+
+import subprocess
+import sys
+
+import dblp
+
+PUBLIC = """
+    __version__
+    init_process_group destroy_process_group is_initialized get_rank get_world_size
+    all_reduce reduce_scatter reduce all_gather broadcast gather scatter all_to_all barrier send recv Handle
+    Group Report attach Attachment
+    Policy Bounded Exact Stop Fill TransportConfig
+    DblpError LocalError ConfigError UnsupportedError ClosedError RemoteError MismatchError VersionError
+    HandshakeError PeerError DeadlineError
+"""
+
+
+def test_public_names_are_pinned():
+    assert sorted(dblp.__all__) == sorted(PUBLIC.split())
+
+
+def test_every_public_name_resolves_and_is_listed():
+    for name in dblp.__all__:
+        assert getattr(dblp, name) is not None
+    assert set(dblp.__all__) <= set(dir(dblp))
+
+
+def test_unknown_names_raise_attribute_error():
+    assert not hasattr(dblp, "no_such_name")
+
+
+def test_import_is_light():
+    code = "import sys, dblp; print(sorted({'torch', 'numpy', 'msgpack', 'uvloop'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_numpy_users_need_no_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import dblp, numpy as np\n"
+        "print(dblp.Bounded(0.1).budget, dblp.init_process_group.__name__, dblp.Group.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "0.1 init_process_group Group"
