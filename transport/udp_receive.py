@@ -114,7 +114,7 @@ class Receiver:
         self._controllens[:count] = _CONTROL_STRIDE
         edge = lengths[1:] != lengths[:-1]
         edge |= coalesced[1:] | coalesced[:-1]
-        starts = [0, *(np.flatnonzero(edge) + 1).tolist()]
+        starts = [0, *(edge.nonzero()[0] + 1).tolist()]
         slabs: list[Slab] = []
         each, kinds = lengths.tolist(), coalesced.tolist()
         for start, stop in zip(starts, [*starts[1:], count], strict=True):

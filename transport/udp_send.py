@@ -122,14 +122,14 @@ def encode_control(cls: int, segment: int, family: int) -> bytes:
 
 
 class Sender:
-    """Sends bursts on one socket. ``way`` only ever falls; ``fallbacks`` counts how often it did."""
+    """Sends bursts on one socket. ``way`` only ever falls; ``fallbacks`` counts the calls given up."""
 
     def __init__(self, sock: socket.socket, way: Way, calls: libc.Calls) -> None:
         self._fd = sock.fileno()
         self._family = sock.family
         self._sendmsg, self._sendmmsg = calls.sendmsg, calls.sendmmsg
-        self.way = way
-        self._gso = way is Way.GSO  # an enum's member costs 0.1 us to look up
+        self._gso = way is Way.GSO
+        self._mmsg = way is not Way.SENDTO
         self._templates: dict[tuple[Address, int, int], Template] = {}
         self._many: _Many | None = None
         self._rest: Burst | None = None
@@ -138,6 +138,13 @@ class Sender:
         self.syscalls = 0
         self.fallbacks = 0
         self.errno = 0  # of the last outcome that is not None
+
+    @property
+    def way(self) -> Way:
+        """The fastest way that the kernel has not refused."""
+        if self._gso:
+            return Way.GSO
+        return Way.SENDMMSG if self._mmsg else Way.SENDTO
 
     def send(self, burst: Burst) -> Outcome | None:
         """Send a burst; None if it left, else what stopped it. Raises ClosedError, ConfigError, OSError."""
@@ -193,20 +200,14 @@ class Sender:
         """The kernel refused a super-packet. Only if the same datagrams pass one by one was GSO at fault."""
         outcome = self._send_many(burst)
         if outcome is None and burst.count <= MAX_SEGMENTS:
-            self._fall(Way.SENDMMSG, code)
+            self._gso = False
+            self._give_up("UDP_SEGMENT", code)
         return outcome
 
-    def _fall(self, way: Way, code: int) -> None:
-        if way < self.way:
-            self.fallbacks += 1
-            logger.warning(
-                "%s is refused here (%s): bursts now leave by %s",
-                self.way.name,
-                errno.errorcode.get(code, code),
-                way.name,
-            )
-            self.way = way
-            self._gso = False
+    def _give_up(self, call: str, code: int) -> None:
+        self.fallbacks += 1
+        name = errno.errorcode.get(code, str(code))
+        logger.warning("%s is refused here (%s): bursts now leave by %s", call, name, self.way.name)
 
     def _send_many(self, burst: Burst) -> Outcome | None:
         template = self._templates.get((burst.address, burst.cls, 0)) or self._template(burst, 0)
@@ -240,12 +241,13 @@ class Sender:
 
     def _call_many(self, pointer: int, count: int) -> int:
         """Datagrams taken of those in ``count`` mmsghdrs, or -1 and errno."""
-        if self.way is not Way.SENDTO:
+        if self._mmsg:
             self.syscalls += 1
             taken = int(self._sendmmsg(self._fd, pointer, count, MSG_DONTWAIT))
             if taken >= 0 or ctypes.get_errno() not in MMSG_REFUSED:
                 return taken
-            self._fall(Way.SENDTO, ctypes.get_errno())
+            self._mmsg = False
+            self._give_up("sendmmsg", ctypes.get_errno())
         for index in range(count):  # the last resort, off the hot path
             self.syscalls += 1
             if self._sendmsg(self._fd, pointer + index * libc.MMSGHDR_BYTES, MSG_DONTWAIT) < 0:

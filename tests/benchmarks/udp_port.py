@@ -70,7 +70,8 @@ async def _cost(way: Way, calls: libc.Calls, rounds: int) -> dict[str, Any]:
         sends.append((middle - start) / BATCH)
         receives.append((stop - middle) / BATCH)
     assert got == rounds * BATCH * COUNT, f"{got} datagrams of {rounds * BATCH * COUNT} arrived"
-    sender.close(), receiver.close()
+    for port in (sender, receiver):
+        port.close()
     return {
         "table": "cost",
         "way": way.name,
@@ -92,7 +93,8 @@ async def _python_cost(way: Way, rounds: int) -> dict[str, Any]:
         for _ in range(BATCH):
             sender.send(burst)
         times.append((time.perf_counter() - start) / BATCH)
-    sender.close(), receiver.close()
+    for port in (sender, receiver):
+        port.close()
     return {"table": "python", "way": way.name, "send_us": 1e6 * statistics.median(times)}
 
 
@@ -116,7 +118,8 @@ async def _stream(way: Way, calls: libc.Calls, seconds: float) -> float:
             sent += COUNT
         await credit.wait()
     elapsed = time.perf_counter() - start
-    sender.close(), receiver.close()
+    for port in (sender, receiver):
+        port.close()
     return arrived * SEGMENT / elapsed / 1e6
 
 
