@@ -22,7 +22,7 @@ from dblp.transport.incoming import Incoming
 from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.transport.receiver import Drop, PeerReceiver
+from dblp.transport.receiver import TRAIN_SLABS, Drop, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook
 from dblp.transport.sender import Control, PeerSender
 from dblp.transport.wire import Type
@@ -215,10 +215,18 @@ class Core:
 
     def receive_burst(self, batch: Sequence[Slab], *, now: float) -> None:
         """Take received datagrams."""
-        for slab in batch:
+        index = 0
+        while index < len(batch):
+            slab = batch[index]
+            if slab.count > 1 and slab.last == slab.size:
+                bursts = self._train_at(batch, index)
+                if bursts > 1 and self._on_train(batch[index : index + bursts], now):
+                    index += bursts
+                    continue
             at = 0
             while at < slab.count:
                 at += self._on_group(slab, at, now)
+            index += 1
         self._after_receive(now)
 
     def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst]:
@@ -272,13 +280,54 @@ class Core:
 
     # --- receiving
 
+    def _train_at(self, batch: Sequence[Slab], index: int) -> int:
+        """How many slabs from ``index`` on have one shape and lie at one distance in the arena."""
+        first = batch[index]
+        stop = min(len(batch), index + TRAIN_SLABS)
+        at = index + 1
+        if at >= stop:
+            return 1
+        spacing = batch[at].offset - first.offset
+        while (
+            at < stop
+            and (slab := batch[at]).count == first.count
+            and slab.size == first.size
+            and slab.last == first.size
+            and slab.path == first.path
+            and slab.offset - batch[at - 1].offset == spacing
+        ):
+            at += 1
+        return at - index
+
+    def _on_train(self, slabs: Sequence[Slab], now: float) -> bool:
+        """Several super-packets as one train; False if they are not, with nothing done."""
+        slab = slabs[0]
+        header = wire.decode_header_from(slab.arena.data, slab.offset)
+        receiver = self.receivers.get(header[6])
+        if (
+            receiver is None
+            or header[0] != wire.VERSION
+            or header[1] != Type.DATA
+            or header[7] != self.session
+            or header[15] != slab.size - HEADER_BYTES
+            or header[2] & ~(wire.ASK | wire.CLASS_MASK)
+            or (header[6], header[3]) not in self.handshake.proved
+        ):
+            return False
+        if not receiver.on_train(slabs, slabs[1].offset - slab.offset, header, now):
+            return False
+        receiver.heard_at = now
+        if header[12]:
+            receiver.on_watermark(header[8] >> 48, header[12])
+        return True
+
     def _on_group(self, slab: Slab, at: int, now: float) -> int:
         """Handle datagram ``at`` of a slab and as many that follow as belong to it; returns how many."""
         size = slab.last if at == slab.count - 1 else slab.size
         if size < HEADER_BYTES:
             self.drops[Drop.SHORT] += 1
             return 1
-        header = wire.decode_header_from(slab.arena, slab.offset + at * slab.stride)
+        header = wire.decode_header_from(slab.arena.data, slab.offset + at * slab.stride)
         if header[7] != self.session:
             self.drops[Drop.SESSION] += 1
             return 1
@@ -302,7 +351,11 @@ class Core:
         if (header[6], header[3]) not in self.handshake.proved:
             self.drops[Drop.NOT_CONNECTED] += 1
             return 1
-        if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] & ~(wire.ASK | wire.CLASS_MASK):
+        if (
+            type_ not in _TYPES
+            or header[5] >= wire.BURST_DATAGRAMS
+            or header[2] & ~(wire.ASK | wire.CLASS_MASK)
+        ):
             self.drops[Drop.TYPE] += 1
             return 1
         receiver.heard_at = now
@@ -481,8 +534,9 @@ class Core:
             wire.VERSION, reply.type, 0, reply.path, 1, 0, self.rank, self.session, 0, 0, 0, wire.clock_us(now), 0, 0, 0,
             len(reply.payload),
         )  # fmt: skip
-        nbytes = self._buffer.fill_control(wire.header_row(header), reply.payload)
-        return Burst(self._buffer.data[:nbytes], nbytes, reply.path, 0, reply.address)
+        buffer = self._buffer
+        nbytes = buffer.fill_control(wire.encode_header(header), reply.payload)
+        return Burst(buffer.control[:nbytes], nbytes, reply.path, 0, reply.address, buffer.control_pointer)
 
 
 def _encode_abort(error: Exception) -> bytes:

@@ -119,6 +119,17 @@ class Incoming:
         if self.on_chunks is not None:
             self.on_chunks(first, count)
 
+    def accept_train(self, first: int, rows: npt.NDArray[Any]) -> None:
+        """The fast path for several bursts: ``rows`` (bursts, chunks a burst, elements a chunk)."""
+        bursts, count = rows.shape[:2]
+        stop = first + bursts * count
+        self.have[first:stop] = True
+        self.got += stop - first
+        self.high = stop
+        self.sink.place(first, rows)  # type: ignore[union-attr]
+        if self.on_chunks is not None:
+            self.on_chunks(first, stop - first)
+
     # --- completion
 
     def complete(self, now: float, quiet_s: float, unended_quiet_s: float) -> bool:

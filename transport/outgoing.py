@@ -26,18 +26,18 @@ class Outgoing:
     """State of one outgoing message. Chunks leave as runs from ``queue``, then what was lost from ``lost``."""
 
     __slots__ = (
-        "acked", "chunks_resent", "chunks_sent", "cls", "detached", "done", "end_due", "final", "granted", "id", "limit", "lost",
+        "acked", "chunks_resent", "chunks_sent", "cls", "detached", "done", "end_due", "final", "granted", "head", "id",
+        "limit", "lost",
         "lost_count", "may_miss", "on_done", "opened", "paths", "per_burst", "queue", "row", "source", "spec",
         "unoffered", "wakes",
     )  # fmt: skip
 
-    def __init__(
-        self, message: int, spec: MessageSpec, data: Bytes, row: npt.NDArray[np.uint64], per_burst: int
-    ) -> None:
+    def __init__(self, message: int, spec: MessageSpec, data: Bytes, head: bytearray, per_burst: int) -> None:
         self.id = message
         self.spec = spec
         self.source = ChunkSource(data, spec.chunk_bytes)
-        self.row = row
+        self.head = head  # one header's bytes, patched for each burst; ``row`` is the same memory as words
+        self.row: npt.NDArray[np.uint64] = np.frombuffer(head, np.uint64)
         self.per_burst = per_burst
         self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS
         self.may_miss = spec.may_miss
@@ -120,6 +120,25 @@ class Outgoing:
             head[1] -= count
         self.chunks_sent += count
         return first, count
+
+    def whole_bursts(self, most: int) -> int:
+        """How many full bursts of whole chunks, at most ``most``, the next run holds."""
+        if not self.queue:
+            return 0
+        first, count = self.queue[0]
+        return min(most, (min(count, self.limit - first, self.source.full - first)) // self.per_burst)
+
+    def take_bursts(self, bursts: int) -> int:
+        """Take that many full bursts of first transmissions; returns the first chunk."""
+        head = self.queue[0]
+        first, count = head[0], bursts * self.per_burst
+        if count == head[1]:
+            self.queue.popleft()
+        else:
+            head[0] += count
+            head[1] -= count
+        self.chunks_sent += count
+        return first
 
     def take_lost(self, most: int) -> npt.NDArray[np.uint32]:
         """Next lost chunks to repair, ascending, at most ``most``; may be empty."""

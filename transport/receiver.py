@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ from dblp.transport.incoming import Incoming
 from dblp.transport.message import round_of
 from dblp.transport.port import Slab
 
-FEEDBACK_EVERY_BYTES = 256 * 1024
-"""Unacknowledged bytes after which feedback is due at once: four bursts, a small part of any useful window."""
+FEEDBACK_EVERY_BYTES = 1024 * 1024
+"""Unacknowledged bytes after which feedback is due at once, where credit allows more than three times that; a sender whose
+window is smaller asks for it (``wire.ASK``)."""
 FEEDBACK_DELAY_S = 2e-3
 """Longest that feedback waits otherwise: small against the least retransmission timeout."""
+TRAIN_SLABS = 8
+"""Most super-packets that are checked and placed together."""
 MAX_MESSAGES = 4096
 """Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
 
@@ -66,19 +69,16 @@ class ReceiveSpace:
         delta = (seq - near) & 0xFFFFFFFF
         return near + (delta - (1 << 32) if delta >= 1 << 31 else delta)
 
-    def mark(self, seq: int, mask: int) -> bool:
-        """Note datagrams of burst ``seq``; True if it is older than another that came before it."""
-        older = seq < self.highest
+    def mark(self, seq: int, mask: int) -> None:
+        """Note datagrams of burst ``seq``."""
         if seq - self.origin >= self._CAPACITY:
             self._slide(seq)
         index = seq - self.origin
         if index < 0 or seq + wire.MASK_WINDOW <= self.highest:
-            return True
+            return
         self.masks[index] |= mask
         self.changed = True
-        if not older:
-            self.highest = seq
-        return older
+        self.highest = max(self.highest, seq)
 
     def _slide(self, seq: int) -> None:
         keep = wire.MASK_WINDOW
@@ -95,7 +95,7 @@ class ReceiveSpace:
         """The window of masks up to the highest burst."""
         base = max(self.origin, self.highest - wire.MASK_WINDOW + 1, 0)
         masks = self.masks[base - self.origin : self.highest - self.origin + 1]
-        return wire.Space(cls, base & 0xFFFFFFFF, tuple(masks))
+        return wire.Space(cls, base & 0xFFFFFFFF, len(masks), int.from_bytes(masks.tobytes(), "little"))
 
 
 class ReceivePath:
@@ -133,12 +133,59 @@ class PeerReceiver:
         self._owd_min = float("inf")
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
-        self._expected = np.zeros((wire.BURST_DATAGRAMS, 6), np.uint64)
+        self._expected_train = np.zeros((TRAIN_SLABS, wire.BURST_DATAGRAMS, 6), np.uint64)
+        self._expected = self._expected_train[0]
         self._expected_bytes = self._expected.view(np.uint8)
         self._expected_words = self._expected.view(np.uint32)
         self._stop_at = float("inf")
 
     # --- data
+
+    def on_train(self, slabs: Sequence[Slab], spacing: int, header: tuple[int, ...], now: float) -> bool:
+        """Super-packets of equal shape, ``spacing`` bytes apart in one arena, of which the first starts with ``header``. If they
+        are consecutive intact bursts of a message that is awaited, all are placed at once; else False, nothing done."""
+        slab = slabs[0]
+        bursts, count, payload = len(slabs), slab.count, slab.size - HEADER_BYTES
+        message_id, seq, first = header[8], header[10], header[13]
+        message = self.messages.get(message_id)
+        total = bursts * count
+        if (
+            message is None
+            or message.sink is None
+            or first < message.high
+            or message.spec.chunk_bytes != payload  # type: ignore[union-attr]
+            or first + total > len(message.have)
+            or (first + total == len(message.have) and message.spec.nbytes % payload)  # type: ignore[union-attr]
+            or header[4] != count
+            or header[5]
+        ):
+            return False
+        rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, slab.offset, (spacing, slab.size, 8))
+        if not self._intact_train(rows, first, seq):
+            return False
+        sink = message.sink
+        chunk_rows = np.ndarray(
+            (bursts, count, message.per_chunk), sink.dtype, slab.arena, slab.offset + HEADER_BYTES,
+            (spacing, slab.size, message.width),
+        )  # fmt: skip
+        message.accept_train(first, chunk_rows)
+        message.last_useful = now
+        self.chunks_received += total
+        self._finish_if_complete(message, now)
+        self._mark_bursts(slabs[-1], header, seq, bursts, (1 << count) - 1, total * slab.size)
+        return True
+
+    def _intact_train(self, rows: npt.NDArray[np.uint64], first: int, seq: int) -> bool:
+        """The headers (bursts, count, 6) are those of consecutive bursts of consecutive chunks."""
+        bursts, count = rows.shape[:2]
+        expected = self._expected_train[:bursts, :count]
+        expected[:] = rows[0, 0]
+        words = expected.view(np.uint32)
+        expected.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
+        words[..., 7] = (np.arange(seq, seq + bursts) & 0xFFFFFFFF).astype(np.uint32).byteswap()[:, None]
+        stop = first + bursts * count
+        words[..., 10] = wire.wire_indices(stop)[first:stop].reshape(bursts, count)
+        return bool((rows == expected).all())
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as
@@ -293,16 +340,23 @@ class PeerReceiver:
         return True
 
     def _mark(self, slab: Slab, header: tuple[int, ...], seq: int, mask: int, nbytes: int) -> None:
+        self._mark_bursts(slab, header, seq, 1, mask, nbytes)
+
+    def _mark_bursts(
+        self, slab: Slab, header: tuple[int, ...], seq: int, bursts: int, mask: int, nbytes: int
+    ) -> None:
+        """Note the same datagrams of consecutive bursts."""
         path = self.paths[header[3]]
         space = path.spaces[header[2] & wire.CLASS_MASK]
         full = space.widen(seq)
-        if full > space.highest + 1:
-            path.unreported_bytes += FEEDBACK_EVERY_BYTES  # a gap: say so at once
-        late = space.mark(full, mask)
-        path.unreported_bytes += FEEDBACK_EVERY_BYTES if header[2] & wire.ASK else nbytes
-        self._note_arrival(path, slab, header[11], late)
+        gap = full > space.highest + 1
+        for burst in range(full, full + bursts):
+            space.mark(burst, mask)
+        # A gap is told at once, and so is what a sender asks for.
+        path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
+        self._note_arrival(path, slab, header[11])
 
-    def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int, late: bool) -> None:
+    def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int) -> None:
         path.echo, path.echo_at = sent_at, slab.received_at
         if path.due_at == float("inf"):
             path.due_at = slab.received_at + FEEDBACK_DELAY_S

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.transport import wire
-from dblp.transport.burst import BurstBuffer, burst_chunks
+from dblp.transport.burst import TRAIN_BURSTS, TRAIN_SPACING, BurstBuffer, burst_chunks
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.congestion import make_congestion_control
 from dblp.transport.message import MessageSpec, Sent
@@ -41,10 +41,25 @@ KEPT_LOST = 64
 """Flights declared lost that are remembered per (path, class), to notice that they had only been late."""
 
 
+_FULL_MASKS: dict[tuple[int, int], int] = {}
+
+
+def full_mask(bursts: int, count: int) -> int:
+    """All datagrams of ``bursts`` bursts of ``count`` each: 64 bits a burst, the first burst lowest."""
+    mask = _FULL_MASKS.get((bursts, count))
+    if mask is None:
+        one = (1 << count) - 1
+        mask = sum(one << (wire.BURST_DATAGRAMS * burst) for burst in range(bursts))
+        _FULL_MASKS[bursts, count] = mask
+    return mask
+
+
 class Flight:
-    """What one burst carried. ``unacked`` has a bit for each datagram that is not acknowledged yet."""
+    """What one burst carried, or a train of ``bursts`` full ones. ``unacked`` has a bit for each datagram that is not
+    acknowledged yet, 64 bits a burst."""
 
     __slots__ = (
+        "bursts",
         "chunks",
         "control",
         "cost",
@@ -67,12 +82,14 @@ class Flight:
         first: int,
         chunks: npt.NDArray[np.uint32] | None,
         control: Control | None,
+        bursts: int = 1,
     ) -> None:
         self.seq = seq
-        self.count = count
-        self.unacked = (1 << count) - 1
+        self.count = count  # datagrams in each burst
+        self.bursts = bursts
+        self.unacked = full_mask(bursts, count)
         self.nbytes = nbytes
-        self.cost = nbytes + count * DATAGRAM_OVERHEAD_BYTES
+        self.cost = nbytes + count * bursts * DATAGRAM_OVERHEAD_BYTES
         self.sent_at = sent_at
         self.message = message
         self.first = first
@@ -81,9 +98,11 @@ class Flight:
 
     def chunks_at(self, bits: int) -> npt.NDArray[np.uint32]:
         """Chunk indices at the positions whose bits are set."""
-        places = np.flatnonzero(np.unpackbits(np.array([bits], "<u8").view(np.uint8), bitorder="little"))
+        raw = np.frombuffer(bits.to_bytes(8 * self.bursts, "little"), np.uint8)
+        burst, place = np.divmod(np.flatnonzero(np.unpackbits(raw, bitorder="little")), wire.BURST_DATAGRAMS)
+        places: npt.NDArray[np.uint32] = (burst * self.count + place).astype(np.uint32)
         if self.chunks is None:
-            return (places + self.first).astype(np.uint32)
+            return places + np.uint32(self.first)
         return self.chunks[places]
 
 
@@ -120,8 +139,12 @@ class SendSpace:
     def __init__(self) -> None:
         self.next_seq = 0
         self.flights: deque[Flight] = deque()
-        self.largest_acked = -1
+        self.largest_acked = -1  # first burst of the newest flight of which something arrived
         self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
+
+    def free_bursts(self) -> int:
+        """Bursts that may leave before the oldest unacknowledged one falls out of the mask window."""
+        return wire.MASK_WINDOW - (self.next_seq - self.flights[0].seq) if self.flights else wire.MASK_WINDOW
 
 
 class SendPath:
@@ -205,6 +228,7 @@ class PeerSender:
         self._watermark = watermark
         self._turn = 0
         self._early_bytes = config.early_bytes
+        self._built: deque[Burst] = deque()
         self.bytes_sent = 0
         self.datagrams_sent = 0
 
@@ -232,7 +256,9 @@ class PeerSender:
             1,
             spec.chunk_bytes,
         )
-        out = Outgoing(message, spec, data, wire.header_row(header), burst_chunks(spec.chunk_bytes))
+        out = Outgoing(
+            message, spec, data, bytearray(wire.encode_header(header)), burst_chunks(spec.chunk_bytes)
+        )
         out.wakes = self._wake
         allowed = min(max(self._early_bytes, 0) // spec.chunk_bytes, spec.chunks)
         out.limit = allowed
@@ -309,11 +335,11 @@ class PeerSender:
 
     def has_work(self) -> bool:
         """Something may be able to leave now."""
-        return bool(self.control or self._active)
+        return bool(self.control or self._active or self._built)
 
     def could_send(self, now: float) -> bool:
         """``next_burst`` would yield something at once."""
-        if self.control:
+        if self.control or self._built:
             return True
         return bool(self._active) and any(path.next_send_at <= now and path.room() for path in self.paths)
 
@@ -338,25 +364,26 @@ class PeerSender:
 
     def next_burst(self, now: float) -> Burst | None:
         """The next burst that may leave now, or None. It counts as sent."""
+        if self._built:
+            return self._built.popleft()
         while self.control:
             control = self.control.popleft()
             if not control.dropped:
                 return self._control_burst(control, now)
         while self._active:
             message = self._active[0]
+            if message.end_due:
+                end = Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.cls)
+                end.path = message.end_due.popleft()
+                return self._control_burst(end, now)
             if not message.sendable():
                 self._active.popleft()
                 self._active_ids.discard(message.id)
                 continue
-            if message.end_due:
-                path = message.end_due.popleft()
-                return self._control_burst(
-                    Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.cls, path=path), now
-                )
-            send_path = self._pick_path(message.cls, now)
-            if send_path is None:
+            path = self._pick_path(message.cls, now)
+            if path is None:
                 return None
-            burst = self._data_burst(message, send_path, now)
+            burst = self._data_burst(message, path, now)
             if burst is not None:
                 return burst
         return None
@@ -369,47 +396,73 @@ class PeerSender:
             self._turn += 1
             if path.next_send_at > now or not path.room():
                 continue
-            flights = path.spaces[cls].flights
-            if flights and path.spaces[cls].next_seq - flights[0].seq >= wire.MASK_WINDOW:
+            if path.spaces[cls].free_bursts() <= 0:
                 continue
             return path
         return None
 
     def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | None:
-        chunk_bytes = message.spec.chunk_bytes
-        stride = chunk_bytes + HEADER_BYTES
-        most = max(1, path.room() // (stride + DATAGRAM_OVERHEAD_BYTES))
+        room = path.room()
         space = path.spaces[message.cls]
+        stride = message.spec.chunk_bytes + HEADER_BYTES
+        burst_cost = message.per_burst * (stride + DATAGRAM_OVERHEAD_BYTES)
+        if not message.repairable and room >= 2 * burst_cost:
+            bursts = message.whole_bursts(min(TRAIN_BURSTS, room // burst_cost, space.free_bursts()))
+            if bursts >= 2:
+                return self._train(message, path, space, bursts, room - bursts * burst_cost < burst_cost, now)
+        most = max(1, room // (stride + DATAGRAM_OVERHEAD_BYTES))
+        chunks: npt.NDArray[np.uint32] | None = None
         if message.repairable:
-            chunks: npt.NDArray[np.uint32] | None = message.take_lost(most)
-            assert chunks is not None
+            chunks = message.take_lost(most)
             first, count = 0, len(chunks)
             if not count:
                 return None
         else:
-            chunks = None
             first, count = message.take_run(most)
-        row = message.row
-        leaving = count * (stride + DATAGRAM_OVERHEAD_BYTES)
-        ask = wire.ASK if path.room() < leaving + message.per_burst * stride else 0
-        self._stamp(row, message.cls | ask, path.path, count, message.id, message.spec.chunks, space.next_seq, now)
+        ask = room < count * (stride + DATAGRAM_OVERHEAD_BYTES) + burst_cost
+        self._stamp(message, path, count, space.next_seq, ask, now)
         if chunks is None:
-            nbytes = self._buffer.fill_run(row, message.source, chunk_bytes, first, count)
+            nbytes = self._buffer.fill_run(
+                message.row, message.source, message.spec.chunk_bytes, first, count
+            )
         else:
-            nbytes = self._buffer.fill_scattered(row, message.source, chunk_bytes, chunks)
-        message.paths.add(path.path)
-        if (
-            message.all_sent
-            and chunks is None
-            and (message.spec.chunks > message.per_burst or message.may_miss)
-        ):
-            message.end_due.extend(sorted(message.paths))
+            nbytes = self._buffer.fill_scattered(
+                message.row, message.source, message.spec.chunk_bytes, chunks
+            )
         self._launch(
             Flight(space.next_seq, count, nbytes, now, message, first, chunks, None), path, space, now
         )
+        self._note_sent(message, path, chunks is None)
         return Burst(
             self._buffer.data[:nbytes], stride, path.path, message.cls, path.address, self._buffer.pointer
         )
+
+    def _train(
+        self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
+    ) -> Burst:
+        """Several full bursts, built together; the first is returned, the others wait in ``_built``."""
+        buffer, spec = self._buffer, message.spec
+        first, seq = message.take_bursts(bursts), space.next_seq
+        self._stamp(message, path, message.per_burst, seq, ask, now)
+        size = buffer.fill_train(message.row, message.source, spec.chunk_bytes, first, bursts, seq)
+        flight = Flight(seq, message.per_burst, bursts * size, now, message, first, None, None, bursts)
+        self._launch(flight, path, space, now)
+        self._note_sent(message, path, True)
+        stride, data, pointer, cls = spec.chunk_bytes + HEADER_BYTES, buffer.data, buffer.pointer, message.cls
+        for at in range(TRAIN_SPACING, bursts * TRAIN_SPACING, TRAIN_SPACING):
+            self._built.append(
+                Burst(data[at : at + size], stride, path.path, cls, path.address, pointer + at)
+            )
+        return Burst(data[:size], stride, path.path, cls, path.address, pointer)
+
+    def _note_sent(self, message: Outgoing, path: SendPath, first_time: bool) -> None:
+        message.paths.add(path.path)
+        if first_time and message.all_sent and (message.spec.chunks > message.per_burst or message.may_miss):
+            message.end_due.extend(sorted(message.paths))
+
+    def _stamp(self, message: Outgoing, path: SendPath, count: int, seq: int, ask: bool, now: float) -> None:
+        cls = message.cls | wire.ASK if ask else message.cls
+        wire.stamp(message.head, cls, path.path, count, seq, now, self._watermark(message.id >> 48))
 
     def _control_burst(self, control: Control, now: float) -> Burst:
         if control.path is None:
@@ -419,51 +472,32 @@ class PeerSender:
         else:
             path = self.paths[control.path]
         space = path.spaces[control.cls]
-        header = wire.Header(
-            wire.VERSION, control.type, 0, 0, 1, 0, self.rank, self.session, control.message, control.chunks, 0, 0, 0, 0, 0,
-            len(control.payload),
-        )  # fmt: skip
-        row = wire.header_row(header)
         acknowledged = control.type is not Type.FEEDBACK
-        seq = space.next_seq
         if not acknowledged:
             path.feedback_seq += 1
-            seq = path.feedback_seq
-        self._stamp(row, control.cls, path.path, 1, control.message, control.chunks, seq, now)
-        nbytes = self._buffer.fill_control(row, control.payload)
+        seq = space.next_seq if acknowledged else path.feedback_seq
+        header = wire.Header(
+            wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message, control.chunks,
+            seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0, len(control.payload),
+        )  # fmt: skip
+        buffer = self._buffer
+        nbytes = buffer.fill_control(wire.encode_header(header), control.payload)
         if acknowledged:
             self._launch(Flight(seq, 1, nbytes, now, None, 0, None, control), path, space, now)
         else:
             self.bytes_sent += nbytes
             self.datagrams_sent += 1
         return Burst(
-            self._buffer.data[:nbytes], nbytes, path.path, control.cls, path.address, self._buffer.pointer
+            buffer.control[:nbytes], nbytes, path.path, control.cls, path.address, buffer.control_pointer
         )
 
-    def _stamp(
-        self,
-        row: npt.NDArray[np.uint64],
-        cls: int,
-        path: int,
-        count: int,
-        message: int,
-        chunks: int,
-        seq: int,
-        now: float,
-    ) -> None:
-        small = row.view(np.uint8)
-        small[2] = cls
-        small[3] = path
-        small[4] = count
-        wire.set_varying(small, chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(message >> 48))
-
     def _launch(self, flight: Flight, path: SendPath, space: SendSpace, now: float) -> None:
-        space.next_seq += 1
+        space.next_seq += flight.bursts
         space.flights.append(flight)
         path.inflight_bytes += flight.nbytes
         path.inflight_cost += flight.cost
         self.bytes_sent += flight.nbytes
-        self.datagrams_sent += flight.count
+        self.datagrams_sent += flight.count * flight.bursts
         if path.probe_at == float("inf"):
             path.arm_probe(now)
         pace = path.congestion.pacing_bps()
@@ -497,19 +531,17 @@ class PeerSender:
 
     def _on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
         masks, base = report.masks, report.base
-        offset = base - (
-            base & ~0xFFFFFFFF
-        )  # sequence numbers are compared modulo 2^32 through their low words
+        stop = base + report.count
         kept: deque[Flight] = deque()
         flights = space.flights
         newest: Flight | None = None
         while flights:
             flight = flights[0]
-            index = (flight.seq & 0xFFFFFFFF) - offset
-            if index >= len(masks):
+            ahead = ((flight.seq & 0xFFFFFFFF) - base) * wire.BURST_DATAGRAMS
+            if flight.seq & 0xFFFFFFFF >= stop:
                 break
             flights.popleft()
-            got = masks[index] & flight.unacked if index >= 0 else 0
+            got = (masks >> ahead if ahead >= 0 else masks << -ahead) & flight.unacked
             if got:
                 newest = flight
                 self._on_acked(flight, got)
@@ -525,25 +557,25 @@ class PeerSender:
             space.largest_acked = max(space.largest_acked, newest.seq)
             path.on_rtt(max(now - newest.sent_at, 1e-6))
         if space.lost:
-            self._notice_late(path, space, masks, offset, now)
+            self._notice_late(path, space, report, now)
 
     def _on_acked(self, flight: Flight, got: int) -> None:
         flight.unacked ^= got
         message = flight.message
         if message is None or message.done:
             return
-        if flight.chunks is None and not flight.unacked and got == (1 << flight.count) - 1:
-            message.acked[flight.first : flight.first + flight.count] = True
+        if flight.chunks is None and got == full_mask(flight.bursts, flight.count):
+            message.acked[flight.first : flight.first + flight.count * flight.bursts] = True
         else:
             message.acked[flight.chunks_at(got)] = True
 
-    def _notice_late(
-        self, path: SendPath, space: SendSpace, masks: Sequence[int], offset: int, now: float
-    ) -> None:
+    def _notice_late(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
         """Flights declared lost that came after all: the path reorders more than was believed."""
         for flight in space.lost:
-            index = (flight.seq & 0xFFFFFFFF) - offset
-            got = masks[index] & flight.unacked if 0 <= index < len(masks) else 0
+            ahead = ((flight.seq & 0xFFFFFFFF) - report.base) * wire.BURST_DATAGRAMS
+            if not 0 <= ahead < report.count * wire.BURST_DATAGRAMS:
+                continue
+            got = (report.masks >> ahead) & flight.unacked
             if got:
                 self._on_acked(flight, got)
                 late = now - flight.sent_at - path.srtt
@@ -572,7 +604,7 @@ class PeerSender:
         path.inflight_bytes -= flight.nbytes
         path.inflight_cost -= flight.cost
         lost = flight.unacked.bit_count()
-        path.congestion.on_lost(lost * flight.nbytes // flight.count, now=now)
+        path.congestion.on_lost(lost * flight.nbytes // (flight.count * flight.bursts), now=now)
         if flight.control is not None:
             if flight.control.reliable and not flight.control.dropped:
                 self.control.append(flight.control)

@@ -97,7 +97,7 @@ class Header(NamedTuple):
     type: int
     cls: int
     path: int
-    count: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
     position: int
     rank: int
     session: int
@@ -125,18 +125,14 @@ def decode_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
     return Header(*_HEADER_STRUCT.unpack_from(data, offset))
 
 
-def header_row(header: Header) -> npt.NDArray[np.uint64]:
-    """A header as a row of six native 64-bit words: the template of a burst."""
-    return np.frombuffer(bytearray(encode_header(header)), np.uint64)
+_pack_route = struct.Struct(">BBB").pack_into
+_pack_varying = struct.Struct(">III").pack_into
 
 
-_VARYING = struct.Struct(">IIII")
-_VARYING_OFFSET = 24
-
-
-def set_varying(row: Any, chunks: int, burst: int, sent_at: int, watermark: int) -> None:
-    """Write what changes from burst to burst into a template row."""
-    _VARYING.pack_into(row, _VARYING_OFFSET, chunks, burst, sent_at, watermark)
+def stamp(head: bytearray, cls: int, path: int, count: int, burst: int, now: float, watermark: int) -> None:
+    """Write what changes from burst to burst into a header's bytes; ``cls`` with or without ``ASK``."""
+    _pack_route(head, 2, cls, path, count)
+    _pack_varying(head, 28, burst & 0xFFFFFFFF, int(now * 1e6) & 0xFFFFFFFF, watermark)
 
 
 def clock_us(now: float) -> int:
@@ -217,11 +213,12 @@ def decode_open(payload: bytes) -> Open | None:
 
 
 class Space(NamedTuple):
-    """Acknowledgement of one class: ``masks[i]`` has a bit for each datagram that came of burst ``base + i``."""
+    """Acknowledgement of one class: bit ``64 * i + p`` of ``masks`` says that datagram p of burst ``base + i`` came."""
 
     cls: int
     base: int
-    masks: tuple[int, ...]
+    count: int  # type: ignore[assignment]
+    masks: int
 
 
 class Feedback(NamedTuple):
@@ -260,8 +257,8 @@ def encode_feedback(feedback: Feedback) -> bytes:
     parts = [head]
     parts += [_GRANT.pack(*grant) for grant in feedback.grants]
     for space in feedback.spaces:
-        parts.append(_SPACE.pack(space.cls, len(space.masks), space.base))
-        parts.append(struct.pack(f"<{len(space.masks)}Q", *space.masks))
+        parts.append(_SPACE.pack(space.cls, space.count, space.base))
+        parts.append(space.masks.to_bytes(8 * space.count, "little"))
     return b"".join(parts)
 
 
@@ -278,11 +275,14 @@ def decode_feedback(payload: bytes) -> Feedback | None:
         for _ in range(n_spaces):
             cls, length, base = _SPACE.unpack_from(payload, at)
             at += _SPACE.size
-            spaces.append(Space(cls, base, struct.unpack_from(f"<{length}Q", payload, at)))
-            at += 8 * length
+            stop = at + 8 * length
+            if stop > len(payload):
+                return None
+            spaces.append(Space(cls, base, length, int.from_bytes(payload[at:stop], "little")))
+            at = stop
     except struct.error:
         return None
-    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces))  # type: ignore[arg-type]
+    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces))
 
 
 class Final(NamedTuple):
