@@ -15,68 +15,25 @@ import hashlib
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ConfigError
+from dblp.sim.links import Host, HostSpec, Link, Wire, charge, checksum, spec_of, together, truesize
 from dblp.sim.slabs import Arrival, regroup, scribble, slabs_of
 from dblp.transport.impair import MAX_BURST_BYTES, MAX_BURST_DATAGRAMS, gather, sizes_of
-from dblp.transport.impair_model import Fate, Impairer, Queue
-from dblp.transport.impair_spec import ImpairSpec, Rate, parse_impair
-from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.units import KIB, MIB
+from dblp.transport.impair_model import Fate, Impairer
+from dblp.transport.impair_spec import ImpairSpec
+from dblp.transport.port import Address, Burst, PortFacts, Slab
+
+__all__ = ["HostSpec", "Link", "Network", "SimPort", "truesize"]
 
 FIRST_PORT = 10_000
 """Port number of a host's first path."""
 RETRY_S = 100e-6
 """Time after which a port that blocked at random may send again."""
-SKB_OVERHEAD_BYTES = 412
-"""Headroom, UDP and IP headers and skb_shared_info (320) that share an allocation with the payload."""
-SKB_BYTES = 256
-"""struct sk_buff itself."""
-UNBOUNDED_BYTES = 1 << 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One direction between two hosts."""
-
-    latency_s: float = 50e-6
-    """Propagation, seconds; the default is that of a machine room."""
-    rate_bps: float = 0.0
-    """Bits per second of UDP payload; 0: unlimited."""
-    queue_bytes: int = 256 * KIB
-    """Bytes that may wait for the rate; what comes then is lost."""
-    impair: ImpairSpec | str = ""
-    """More impairments, as docs/impairments.md has them."""
-
-    def spec(self) -> ImpairSpec:
-        """All but the latency as one spec; raises ConfigError if the impairments are wrong or limit the rate too."""
-        spec = parse_impair(self.impair) if isinstance(self.impair, str) else self.impair
-        if not self.rate_bps:
-            return spec
-        return ImpairSpec((*spec.elements, Rate(self.rate_bps, self.queue_bytes)), spec.seed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpec:
-    """One host."""
-
-    receive_buffer_bytes: int = 4 * MIB
-    """Receive buffer of each path; datagrams are charged by ``truesize``. Linux's default is 212,992."""
-    max_datagram_bytes: int = 1472
-    """Largest UDP payload; a longer datagram is lost."""
-    egress_bps: float = 0.0
-    """Rate of its network card; 0: unlimited."""
-    send_buffer_bytes: int = 4 * MIB
-    """Bytes that may wait for the card before ``send`` blocks."""
-    ingress: ImpairSpec | str = ""
-    """Impairments of all that reaches it, in one shared queue: ``rate(1gbit,queue=128KB)`` makes incast."""
-    processing_s: float = 0.0
-    """Time from a datagram's arrival to the read that hands it over; the buffer fills meanwhile."""
 
 
 class Network:
@@ -109,8 +66,8 @@ class Network:
         ``buffer``, ``oversize``, ``unreachable``."""
         self._link_default = link or Link()
         self._host_default = host or HostSpec()
-        self._links: dict[tuple[str, str], _Wire] = {}
-        self._hosts: dict[str, _Host] = {}
+        self._links: dict[tuple[str, str], Wire] = {}
+        self._hosts: dict[str, Host] = {}
         self._ports: dict[Address, SimPort] = {}
         self._cuts: set[tuple[str, str]] = set()
         self._impairers: list[Impairer] = []
@@ -128,7 +85,7 @@ class Network:
     def set_host(self, host: str, spec: HostSpec) -> None:
         """Give a host its settings; its ports see new facts."""
         state = self._host(host)
-        state.configure(spec, self._impairer(_spec(spec.ingress), host, "ingress"))
+        state.configure(spec, self._impairer(spec_of(spec.ingress), host, "ingress"))
 
     def port(self, host: str, paths: int = 1) -> SimPort:
         """A port with ``paths`` free addresses on a host."""
@@ -197,7 +154,7 @@ class Network:
 
     # The way of a burst. Called by SimPort.
 
-    def attach(self, port: SimPort) -> _Host:
+    def attach(self, port: SimPort) -> Host:
         """Register a port's addresses; raises ConfigError if one is taken, or they are not of one host."""
         if len({address.host for address in port.addresses}) != 1:
             raise ConfigError(f"addresses {port.addresses}: a port needs at least one, all on one host")
@@ -215,7 +172,7 @@ class Network:
             del self._ports[address]
         self._host(port.addresses[0].host).ports.remove(port)
 
-    def carry(self, burst: Burst, source: Address, host: _Host) -> None:
+    def carry(self, burst: Burst, source: Address, host: Host) -> None:
         """Take a burst that a host sends now."""
         count = burst.count
         self.counters["sent"] += count
@@ -244,7 +201,7 @@ class Network:
         self._digest.update(
             struct.pack("<dHHI", self.loop.time(), arrival.source.port, target.port, arrival.segment)
             + f"{arrival.source.host}>{target.host}".encode()
-            + _checksum(arrival.data)
+            + checksum(arrival.data)
         )
 
     def _schedule(
@@ -259,7 +216,7 @@ class Network:
         """Have ``then`` called with each group of datagrams when the last of it has come."""
         flipped = impairer if fate.corrupt.any() else None
         at = fate.at + latency_s
-        for first, end in _together(at, self.interrupt_s):
+        for first, end in together(at, self.interrupt_s):
             index, corrupt = fate.index[first:end], fate.corrupt[first:end]
             for piece in gather(burst.data, burst.segment, index, corrupt, flipped):
                 data = piece.copy() if piece is burst.data else piece
@@ -287,25 +244,25 @@ class Network:
             return
         port.take(arrival, target)
 
-    def _stopped(self, source: str, target: str, host: _Host | None) -> str | None:
+    def _stopped(self, source: str, target: str, host: Host | None) -> str | None:
         if host is not None and host.killed:
             return "dead"
         return "cut" if (source, target) in self._cuts else None
 
-    def _host(self, name: str) -> _Host:
+    def _host(self, name: str) -> Host:
         if name not in self._hosts:
             spec = self._host_default
-            self._hosts[name] = _Host(spec, self._impairer(_spec(spec.ingress), name, "ingress"))
+            self._hosts[name] = Host(spec, self._impairer(spec_of(spec.ingress), name, "ingress"))
         return self._hosts[name]
 
-    def _between(self, source: str, target: str) -> _Wire:
+    def _between(self, source: str, target: str) -> Wire:
         wire = self._links.get((source, target))
         if wire is None:
             wire = self._links[source, target] = self._wire(self._link_default, source, target)
         return wire
 
-    def _wire(self, link: Link, source: str, target: str) -> _Wire:
-        return _Wire(link.latency_s, self._impairer(link.spec(), source, target))
+    def _wire(self, link: Link, source: str, target: str) -> Wire:
+        return Wire(link.latency_s, self._impairer(link.spec(), source, target))
 
     def _impairer(self, spec: ImpairSpec, *names: str) -> Impairer:
         """An impairer with a random stream of its own: by the names, and how many stood there before."""
@@ -382,7 +339,7 @@ class SimPort:
         if not fits:
             return
         kept = arrival if fits == arrival.count else arrival.part(0, fits)
-        self._used[path] += _charge(kept)
+        self._used[path] += charge(kept)
         self.network.record(kept, target)
         self._waiting.append(Arrival(kept.data, kept.segment, kept.source, path, kept.at))
         self._wake()
@@ -409,7 +366,7 @@ class SimPort:
     def _fitting(self, arrival: Arrival, path: int) -> int:
         """How many datagrams, from the first, the buffer of a path still holds."""
         free = self._host.spec.receive_buffer_bytes - self._used[path]
-        if _charge(arrival) <= free:
+        if charge(arrival) <= free:
             return arrival.count
         return min(arrival.count - 1, max(0, free) // truesize(arrival.segment))
 
@@ -480,66 +437,3 @@ class SimPort:
         if self._refused and not self._closed and not self._host.paused:
             self._refused = False
             self._on_writable()
-
-
-class _Wire:
-    """A link in use."""
-
-    __slots__ = ("impairer", "latency_s")
-
-    def __init__(self, latency_s: float, impairer: Impairer) -> None:
-        self.latency_s = latency_s
-        self.impairer = impairer
-
-
-class _Host:
-    """A host in use."""
-
-    def __init__(self, spec: HostSpec, ingress: Impairer) -> None:
-        self.killed = False
-        self.paused = False
-        self.free_at = 0.0
-        self.ports: list[SimPort] = []
-        self.configure(spec, ingress)
-
-    def configure(self, spec: HostSpec, ingress: Impairer) -> None:
-        """Take over settings, with an idle network card."""
-        self.spec = spec
-        self.ingress = ingress
-        self.card = Queue(Rate(spec.egress_bps, UNBOUNDED_BYTES)) if spec.egress_bps else None
-
-
-def truesize(nbytes: int) -> int:
-    """What Linux charges a receive buffer for one datagram of ``nbytes`` payload: 2304 for 1464, 768 for the smallest.
-
-    The payload shares an allocation of a power of two with headers and skb_shared_info; sk_buff comes on top.
-    """
-    return SKB_BYTES + max(512, 1 << (nbytes + SKB_OVERHEAD_BYTES - 1).bit_length())
-
-
-def _charge(arrival: Arrival) -> int:
-    last = len(arrival.data) - (arrival.count - 1) * arrival.segment
-    return (arrival.count - 1) * truesize(arrival.segment) + truesize(last)
-
-
-def _spec(impair: ImpairSpec | str) -> ImpairSpec:
-    return parse_impair(impair) if isinstance(impair, str) else impair
-
-
-def _together(at: npt.NDArray[np.float64], window_s: float) -> Iterator[tuple[int, int]]:
-    """Cut ascending times into groups (first, end) that span at most ``window_s``."""
-    first = 0
-    while first < len(at):
-        end = int(np.searchsorted(at, at[first] + window_s, "right"))
-        yield first, end
-        first = end
-
-
-_WEIGHTS = np.random.default_rng(0).integers(1 << 63, size=MAX_BURST_BYTES // 8 + 1, dtype=np.uint64) * 2 + 1
-
-
-def _checksum(data: Bytes) -> bytes:
-    """A position-dependent 64-bit sum of the words, and the odd bytes at the end: ten times quicker than a hash."""
-    words = len(data) // 8
-    total = np.dot(data[: words * 8].view(np.uint64), _WEIGHTS[:words])
-    return bytes(np.uint64(total).tobytes() + data[words * 8 :].tobytes())

@@ -7,7 +7,7 @@ core must not depend on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +23,7 @@ JUNK = 0xA5
 """What stands in an arena once its slab is no longer valid."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
     """Datagrams of one flow that arrived together; ``data`` belongs to the simulator."""
 
@@ -34,11 +34,11 @@ class Arrival:
     path: int
     at: float
     """Arrival of the first of them, seconds."""
+    count: int = field(init=False)
+    """Number of datagrams; an empty datagram is one, too."""
 
-    @property
-    def count(self) -> int:
-        """Number of datagrams; an empty datagram is one, too."""
-        return max(1, -(-len(self.data) // self.segment))
+    def __post_init__(self) -> None:
+        self.count = max(1, -(-len(self.data) // self.segment))
 
     def part(self, first: int, end: int) -> Arrival:
         """Datagrams first..end-1, as a view."""

@@ -80,8 +80,8 @@ def test_gilbert_elliott_loses_its_stationary_share(p, r, bad, good):
 def _runs(lost: np.ndarray, state: bool) -> np.ndarray:
     """Lengths of the complete runs of a state."""
     edges = np.flatnonzero(np.diff(lost.astype(int))) + 1
-    lengths = np.diff(edges)
-    return lengths[lost[edges[:-1]] == state]
+    lengths: np.ndarray = np.diff(edges)[lost[edges[:-1]] == state]
+    return lengths
 
 
 def test_gilbert_elliott_bad_runs_last_one_over_r():
