@@ -74,6 +74,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     # Attributes of BaseEventLoop that typeshed leaves out.
+    virtual = True
+    """Tells the endpoint to take its time from this loop."""
     _ready: deque[asyncio.Handle]
     _stopping: bool
     _thread_id: int | None

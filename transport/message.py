@@ -65,8 +65,9 @@ class Sink(Protocol):
     """Element type in which ``place`` wants its rows; its size divides the chunk size and the message's length."""
 
     def place(self, first: int, rows: npt.NDArray[Any]) -> None:
-        """Take chunks first.., one a row (n, elements a chunk). The message's short last chunk comes as a call of its own
-        with one shorter row. No chunk comes twice."""
+        """Take chunks first.., one a row: (n, elements a chunk), or (bursts, chunks a burst, elements a chunk) for a train of
+        bursts. The message's short last chunk comes as a call of its own with one shorter row. No chunk comes twice.
+        A sink may also offer ``scatter(chunks, rows)`` for whole chunks in ascending order with gaps."""
 
 
 @dataclass(slots=True, kw_only=True)

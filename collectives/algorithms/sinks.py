@@ -54,10 +54,22 @@ class RingSink:
 
     def place(self, first: int, rows: npt.NDArray[Any]) -> None:
         slot = first % self._window
+        if rows.ndim == 3:
+            self._place_train(first, slot, rows)
+            return
         fitting = min(len(rows), self._window - slot)
         self._stage[slot : slot + fitting, : rows.shape[1]] = rows[:fitting]
         if fitting < len(rows):
             self._stage[: len(rows) - fitting, : rows.shape[1]] = rows[fitting:]
+
+    def _place_train(self, first: int, slot: int, rows: npt.NDArray[Any]) -> None:
+        """Several bursts (bursts, chunks a burst, elements): at once where they don't wrap around the window."""
+        bursts, count, _ = rows.shape
+        if slot + bursts * count <= self._window:
+            self._stage[slot : slot + bursts * count].reshape(rows.shape)[...] = rows
+            return
+        for burst in range(bursts):
+            self.place(first + burst * count, rows[burst])
 
     def scatter(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[Any]) -> None:
         """``place`` for whole chunks in any order."""
