@@ -73,6 +73,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     and must not only be logged.
     """
 
+    virtual = True
+    """Tells code that would read a finer clock elsewhere that ``time()`` is the only one."""
+
     # Attributes of BaseEventLoop that typeshed leaves out.
     virtual = True
     """Tells the endpoint to take its time from this loop."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dblp.transport.endpoint import clock_of
 from dblp.transport.impair_model import Bools, Fate, ImpairCounters, Impairer, Ints
 from dblp.transport.impair_spec import ImpairSpec, parse_impair
 from dblp.transport.port import Address, Burst, Bytes, Port, PortFacts, Slab
@@ -56,6 +57,7 @@ class ImpairedPort:
         self.impairer = impairer
         self._port = port
         self._loop = loop
+        self._now = clock_of(loop)
         self._backlog_bytes = backlog_bytes
         self._held_bytes = 0
         self._late: list[_Late] = []  # a heap
@@ -83,7 +85,7 @@ class ImpairedPort:
 
     def send(self, burst: Burst) -> bool:
         """Decide the burst's fate and send what is due; False, nothing decided, if the inner port blocks."""
-        now = self._loop.time()
+        now = self._now()
         self._send_due(now)
         if self._blocked:
             self._refused = True
@@ -127,7 +129,7 @@ class ImpairedPort:
     def _on_timer(self) -> None:
         assert self._timer is not None
         # Loops with coarse timers call early, by half a millisecond; to wait for the rest would spin.
-        due = max(self._loop.time(), self._timer.when())
+        due = max(self._now(), self._timer.when())
         self._timer = None
         self._send_due(due)
 
@@ -163,7 +165,7 @@ class ImpairedPort:
                 self._blocked = True
                 return
             self._stuck.popleft()
-        self._send_due(self._loop.time())
+        self._send_due(self._now())
         if self._refused and not self._blocked:
             self._refused = False
             self._on_writable()

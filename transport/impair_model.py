@@ -398,6 +398,8 @@ def _fitting(sizes: Ints, room: float) -> Bools:
     One pass takes the longest prefix that fits and drops what is larger than the room left. A second one is
     only needed when something smaller comes after what was dropped (a burst's last datagram).
     """
+    if sizes.sum() <= room:
+        return np.ones(len(sizes), np.bool_)
     kept = np.zeros(len(sizes), np.bool_)
     candidates = np.arange(len(sizes))
     while len(candidates):

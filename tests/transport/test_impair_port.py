@@ -20,6 +20,8 @@ THERE = Address("10.0.0.2", 2)
 class Clock:
     """The part of a loop that a port uses: a time, and timers that ``advance`` runs."""
 
+    virtual = True
+
     def __init__(self) -> None:
         self.now = 0.0
         self.timers: list[Timer] = []
