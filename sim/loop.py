@@ -77,8 +77,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """Tells code that would read a finer clock elsewhere that ``time()`` is the only one."""
 
     # Attributes of BaseEventLoop that typeshed leaves out.
-    virtual = True
-    """Tells the endpoint to take its time from this loop."""
     _ready: deque[asyncio.Handle]
     _stopping: bool
     _thread_id: int | None
