@@ -1,0 +1,132 @@
+"""Work objects: waiting, futures, errors and callbacks, without a network."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dblp.collectives.torch.work import DblpWork, JoinedWork, completer
+from dblp.errors import DeadlineError
+
+
+def work(outputs=(), restore=None, timeout_s=5.0):
+    return DblpWork("all_reduce", timeout_s, list(outputs), restore)
+
+
+def test_wait_returns_once_finished():
+    item = work()
+    assert not item.is_completed()
+    threading.Timer(0.01, item.finish, (None, None)).start()
+    assert item.wait()
+    assert item.wait()  # again, at once
+    assert item.is_completed() and item.is_success() and item.exception() is None
+
+
+def test_errors_reach_every_way_of_waiting():
+    item = work()
+    future = item.get_future()
+    error = DeadlineError("rank 3 is missing", [3])
+    item.finish(None, error)
+    with pytest.raises(dist.DistBackendError, match="all_reduce: rank 3 is missing") as caught:
+        item.wait()
+    assert caught.value.__cause__ is error
+    with pytest.raises(RuntimeError, match="rank 3 is missing"):
+        future.wait()
+    with pytest.raises(RuntimeError, match="rank 3 is missing"):
+        item.get_future().wait()
+    assert item.exception() is error and not item.is_success()
+
+
+def test_a_short_wait_times_out_and_the_work_goes_on():
+    item = work()
+    with pytest.raises(dist.DistBackendError, match="timeout"):
+        item.wait(timedelta(milliseconds=5))
+    item.finish(None, None)
+    assert item.wait()
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_the_future_holds_the_outputs(asked_first):
+    tensor = torch.ones(2)
+    item = work([tensor])
+    if asked_first:
+        future = item.get_future()
+        item.finish(None, None)
+    else:
+        item.finish(None, None)
+        future = item.get_future()
+    assert future.wait()[0] is tensor
+    assert item.get_future() is future
+    assert item.result()[0] is tensor
+
+
+def test_a_callback_may_wait_for_another_work():
+    """As PowerSGD's does; many at once, more than there are idle threads."""
+    firsts, seconds = [work() for _ in range(40)], [work() for _ in range(40)]
+    chained = [
+        first.get_future().then(lambda _, second=second: second.wait())
+        for first, second in zip(firsts, seconds, strict=True)
+    ]
+    for first in firsts:
+        first.finish(None, None)
+    for second in reversed(seconds):
+        second.finish(None, None)
+    assert all(future.wait() for future in chained)
+
+
+def test_restoring_happens_before_the_end_and_off_the_engine_thread():
+    threads = []
+    item = work(restore=lambda: threads.append(threading.current_thread()))
+    item.finish(None, None)
+    item.wait()
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+
+
+def test_a_failing_restore_is_the_works_error():
+    def restore():
+        raise RuntimeError("the GPU fell off the bus")
+
+    item = work(restore=restore)
+    item.finish(None, None)
+    with pytest.raises(dist.DistBackendError, match="fell off"):
+        item.wait()
+
+
+def test_joined_works_end_with_the_last():
+    parts = [work([torch.zeros(1)]), work([torch.ones(1)])]
+    joined = JoinedWork("coalesced", 5.0, parts)
+    assert [tensor.item() for tensor in joined.result()] == [0, 1]
+    parts[1].finish(None, None)
+    assert not joined.is_completed()
+    parts[0].finish(None, None)
+    assert joined.wait()
+    assert JoinedWork("nothing", 5.0, []).wait()
+
+
+def test_joined_works_fail_with_any():
+    parts = [work(), work()]
+    joined = JoinedWork("coalesced", 5.0, parts)
+    parts[0].finish(None, DeadlineError("late"))
+    parts[1].finish(None, None)
+    with pytest.raises(dist.DistBackendError, match="late"):
+        joined.wait()
+
+
+def test_completion_threads_are_kept_few():
+    gate, left = threading.Event(), threading.Semaphore(0)
+
+    def block():
+        gate.wait()
+        left.release()
+
+    for _ in range(30):
+        completer.submit(block)
+    gate.set()
+    for _ in range(30):
+        assert left.acquire(timeout=10)
+    for thread in list(completer._threads):
+        if len(completer._threads) > 8:
+            thread.join(1)
+    assert len(completer._threads) <= 8
