@@ -170,8 +170,11 @@ class Outgoing:
             return
         self.done = True
         self.queue.clear()
-        self.source = ChunkSource(np.empty(0, np.uint8), self.spec.chunk_bytes)
+        self.source = _NOTHING
         if self.on_done is not None:
             callback: Any = self.on_done
             self.on_done = None
             callback(outcome)
+
+
+_NOTHING = ChunkSource(np.empty(0, np.uint8), 16)

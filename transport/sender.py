@@ -225,7 +225,7 @@ class PeerSender:
         self._active: deque[Outgoing] = deque()
         self._active_ids: set[int] = set()
         self._buffer = buffer
-        self._watermark = watermark
+        self._ended_below = watermark
         self._turn = 0
         self._early_bytes = config.early_bytes
         self._built: deque[Burst] = deque()
@@ -328,6 +328,14 @@ class PeerSender:
         self._wake(message)
 
     # --- what leaves
+
+    def _watermark(self, group: int) -> int:
+        """Rounds of the group below this have ended here and nothing of them is on its way to this peer any more."""
+        watermark = self._ended_below(group)
+        for message_id in self.messages:  # in order of their rounds: the first of the group decides
+            if message_id >> 48 == group:
+                return min(watermark, (message_id >> 16) & 0xFFFFFFFF)
+        return watermark
 
     def queue_control(self, control: Control) -> None:
         """Let a control datagram leave with the next bursts."""
