@@ -118,6 +118,8 @@ def _is_ours(message: str) -> bool:
     """True for the text of a DblpError: it says what to do, and a trace would bury it."""
     from dblp import errors
 
+    if message.startswith("DistBackendError: dblp:"):  # raised by our backend, in torch's class
+        return True
     name = message.partition(":")[0].rpartition(".")[2]
     kind = getattr(errors, name, None)
     return isinstance(kind, type) and issubclass(kind, errors.DblpError)

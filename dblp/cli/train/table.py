@@ -18,6 +18,8 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
     seeds = sorted({outcome.seed for outcome in outcomes})
     table = Table(
         box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
         caption="mean of seeds " + ", ".join(map(str, seeds)) if len(seeds) > 1 else None,
     )
     table.add_column("\narm", style="bold", no_wrap=True)
