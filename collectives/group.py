@@ -379,10 +379,9 @@ class Group:
         self, call: Call, nbytes: int, timeout_s: float | None, post: Post, finish: Finish
     ) -> asyncio.Task[Report]:
         self._check_open()
+        timeout_s = self._timeout(timeout_s)
         number, self._next_round = self._next_round, self._next_round + 1
-        round_ = Round(
-            self._endpoint, self._ranks, self._id, number, call, self._timeout(timeout_s), self._pool
-        )
+        round_ = Round(self._endpoint, self._ranks, self._id, number, call, timeout_s, self._pool)
         try:
             post(round_)
         except Exception as error:
@@ -396,8 +395,8 @@ class Group:
     async def _run(self, round_: Round, nbytes: int, finish: Finish) -> Report:
         try:
             await round_.received()
-            finish()
             await round_.sent()
+            finish()  # last: a result may have to overwrite what was sent
             return round_.report(nbytes)
         except asyncio.CancelledError:
             self._poison(self._cancelled(round_))

@@ -273,8 +273,8 @@ def energy(values: Array, dtype: DType) -> float:
 
 
 def _blocked_energy(values: Array) -> float:
-    if values.ndim == 2:
-        return float(np.einsum("ij,ij->i", values, values).sum(dtype=np.float64))
+    if values.ndim > 1:
+        return float(np.einsum("...j,...j->...", values, values).sum(dtype=np.float64))
     whole = len(values) // _ENERGY_BLOCK * _ENERGY_BLOCK
     blocks, rest = values[:whole].reshape(-1, _ENERGY_BLOCK), values[whole:]
     partial = np.einsum("ij,ij->i", blocks, blocks).sum(dtype=np.float64)

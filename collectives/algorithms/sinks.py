@@ -1,4 +1,7 @@
-"""Sinks: where received chunks go. Each call costs a few numpy operations for a whole run of chunks."""
+"""Sinks: where received chunks go. Each call costs a few numpy operations for a whole run of chunks.
+
+Rows come as (chunks, elements a chunk), or as (bursts, chunks a burst, elements a chunk).
+"""
 
 from __future__ import annotations
 
@@ -54,22 +57,20 @@ class RingSink:
 
     def place(self, first: int, rows: npt.NDArray[Any]) -> None:
         slot = first % self._window
-        if rows.ndim == 3:
-            self._place_train(first, slot, rows)
-            return
-        fitting = min(len(rows), self._window - slot)
-        self._stage[slot : slot + fitting, : rows.shape[1]] = rows[:fitting]
-        if fitting < len(rows):
-            self._stage[: len(rows) - fitting, : rows.shape[1]] = rows[fitting:]
+        count = len(rows) if rows.ndim == 2 else rows.shape[0] * rows.shape[1]
+        if slot + count <= self._window and rows.shape[-1] == self._stage.shape[1]:
+            self._stage[slot : slot + count].reshape(rows.shape)[...] = rows
+        elif rows.ndim == 3:
+            for index, burst in enumerate(rows):
+                self.place(first + index * rows.shape[1], burst)
+        else:
+            self._place_split(slot, rows)
 
-    def _place_train(self, first: int, slot: int, rows: npt.NDArray[Any]) -> None:
-        """Several bursts (bursts, chunks a burst, elements): at once where they don't wrap around the window."""
-        bursts, count, _ = rows.shape
-        if slot + bursts * count <= self._window:
-            self._stage[slot : slot + bursts * count].reshape(rows.shape)[...] = rows
-            return
-        for burst in range(bursts):
-            self.place(first + burst * count, rows[burst])
+    def _place_split(self, slot: int, rows: npt.NDArray[Any]) -> None:
+        """Rows that go round the end of the staging array, or a short last chunk."""
+        width, fitting = rows.shape[1], min(len(rows), self._window - slot)
+        self._stage[slot : slot + fitting, :width] = rows[:fitting]
+        self._stage[: len(rows) - fitting, :width] = rows[fitting:]
 
     def scatter(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[Any]) -> None:
         """``place`` for whole chunks in any order."""
