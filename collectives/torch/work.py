@@ -56,9 +56,12 @@ class DblpWork(c10d.Work):
         self._future: Future[list[torch.Tensor]] | None = None
 
     def finish(self, result: object, error: BaseException | None) -> None:
-        """Called once, on the engine's thread, with a Report (or another result) or an error."""
+        """Called once, on the engine's thread, with a Report, the source's rank of a ``recv``, or an
+        error."""
         if isinstance(result, Report):
             self.report = result
+        elif isinstance(result, int):
+            self.source = result
         self._error = error
         if error is None and self._restore is not None:
             completer.submit(

@@ -1,0 +1,50 @@
+"""``ranks``: run a scenario of ``worker.py`` in real processes, one a rank."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class Ranks:
+    """A launcher process that has imported torch once and forks the ranks of every scenario."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, scenario, world_size, *, timeout_s=60, killed=(), **options):
+        """Run it; every rank must exit with 0, those in ``killed`` by SIGKILL. Returns the ranks' outputs."""
+        with tempfile.TemporaryDirectory() as folder:
+            request = {
+                "scenario": scenario,
+                "world_size": world_size,
+                "timeout_s": timeout_s,
+                "folder": folder,
+                "options": options,
+            }
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._process.stdout.readline())
+        expected = [-9 if rank in killed else 0 for rank in range(world_size)]
+        report = "\n".join(f"--- rank {rank}\n{text}" for rank, text in enumerate(answer["outputs"]))
+        assert answer["codes"] == expected, f"exit codes {answer['codes']}\n{report}"
+        return answer["outputs"]
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    launcher = Ranks()
+    yield launcher
+    launcher.close()
