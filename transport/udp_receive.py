@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 
 import numpy as np
 
@@ -104,60 +105,54 @@ class Receiver:
     def _one(self, path: int, clock_offset: float) -> list[Slab]:
         control, _, length = _RESULT(self._headers, _RESULT_AT)
         _CONTROLLEN(self._headers, _RESULT_AT, _CONTROL_STRIDE)
-        slabs: list[Slab] = []
-        self._fill(slabs, 0, 1, length, control > _STAMP_BYTES, path, clock_offset)
-        return slabs
+        return self._fill(((0, 1, length, control > _STAMP_BYTES),), path, clock_offset)
 
     def _several(self, count: int, path: int, clock_offset: float) -> list[Slab]:
         lengths = self._lengths[:count]
         coalesced = self._controllens[:count] > _STAMP_BYTES
         self._controllens[:count] = _CONTROL_STRIDE
+        each, kinds = lengths.tolist(), coalesced.tolist()
+        self._vlen = SUPER_VLEN if sum(each) >= SUPER_MIN_BYTES * count else SLOTS
+        if all(kinds):
+            return self._fill(zip(range(count), repeat(1), each, kinds), path, clock_offset)
         edge = lengths[1:] != lengths[:-1]
         edge |= coalesced[1:] | coalesced[:-1]
         starts = [0, *(edge.nonzero()[0] + 1).tolist()]
+        runs = (
+            (start, stop - start, each[start], kinds[start])
+            for start, stop in zip(starts, [*starts[1:], count], strict=True)
+        )
+        return self._fill(runs, path, clock_offset)
+
+    def _fill(self, runs: Iterable[tuple[int, int, int, bool]], path: int, clock_offset: float) -> list[Slab]:
+        """The slabs of (first slot, messages, length, coalesced) runs; what has a wrong length is dropped and
+        counted."""
         slabs: list[Slab] = []
-        each, kinds = lengths.tolist(), coalesced.tolist()
-        for start, stop in zip(starts, [*starts[1:], count], strict=True):
-            self._fill(slabs, start, stop - start, each[start], kinds[start], path, clock_offset)
-        self._vlen = SUPER_VLEN if sum(each) >= SUPER_MIN_BYTES * count else SLOTS
+        control, limit, datagrams, nbytes = self._control_bytes, self._limit, 0, 0
+        for slot, count, length, coalesced in runs:
+            slab = self._slabs[slot]
+            if coalesced:
+                seconds, nanoseconds, size = _STAMP_GRO(control, slot * _CONTROL_STRIDE)
+                count = -(-length // size)
+                slab.stride, slab.last, slab.source = size, length - (count - 1) * size, self._shared[slot]
+            else:
+                seconds, nanoseconds = _STAMP(control, slot * _CONTROL_STRIDE)
+                size, slab.stride, slab.last, slab.source = length, SLOT_BYTES, length, self._apart[slot]
+                length *= count
+            if not 0 < size <= limit:
+                self.dropped_length += count
+                continue
+            slab.size, slab.count, slab.path = size, count, path
+            slab.received_at = seconds - clock_offset + nanoseconds * 1e-9
+            datagrams += count
+            nbytes += length
+            slabs.append(slab)
+        self.datagrams += datagrams
+        self.bytes += nbytes
         return slabs
 
-    def _fill(
-        self,
-        slabs: list[Slab],
-        slot: int,
-        count: int,
-        length: int,
-        coalesced: bool,
-        path: int,
-        clock_offset: float,
-    ) -> None:
-        """Append the slab of a super-packet or of a run of single datagrams, or drop and count it."""
-        size, source = length, self._apart[slot]
-        slab = self._slabs[slot]
-        if coalesced:
-            seconds, nanoseconds, size = _STAMP_GRO(self._control_bytes, slot * _CONTROL_STRIDE)
-            source = self._shared[slot]
-            count = -(-length // size)
-        else:
-            seconds, nanoseconds = _STAMP(self._control_bytes, slot * _CONTROL_STRIDE)
-        if not 0 < size <= self._limit:
-            self.dropped_length += count
-            return
-        slab.size, slab.count, slab.path, slab.source = size, count, path, source
-        if coalesced:
-            slab.stride, slab.last = size, length - (count - 1) * size
-            self.bytes += length
-        else:
-            slab.stride, slab.last = SLOT_BYTES, size
-            self.bytes += length * count
-        slab.received_at = seconds - clock_offset + nanoseconds * 1e-9
-        self.datagrams += count
-        slabs.append(slab)
-
     def _slab(self, slot: int) -> Slab:
-        source = self._source_in_run(slot)
-        return Slab(self.arena, slot * SLOT_BYTES, SLOT_BYTES, 0, 0, 0, 0, 0.0, source)
+        return Slab(self.arena, slot * SLOT_BYTES, SLOT_BYTES, 0, 0, 0, 0, 0.0, self._source_in_run(slot))
 
     def _source_in_super(self, slot: int) -> Callable[[int], Address]:
         return lambda index: self._address(slot)
