@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dblp import errors
 from dblp.cli.worker import events_path
 from dblp.errors import LocalError
 
@@ -27,6 +29,8 @@ _POLL_S = 0.05
 """Seconds between looks into the workers' files: quicker than the eye, cheaper than a hundredth of a core."""
 _SHUTDOWN_S = 3
 """Seconds that workers get to end after a signal, before they are killed."""
+_BACKEND_ERROR = re.compile(r"DistBackendError: (dblp: .*)")
+"""How an error of the backend reads, in torch's class, perhaps within other errors' text."""
 _TAIL_LINES = 12
 """Lines of a worker's own output that an error shows."""
 
@@ -96,14 +100,10 @@ def _describe(failure: Any, folder: Path, rank: int) -> str:
     data = failure.error_file_data
     if data:
         message = data["message"]
-        if isinstance(message, dict):
-            trace = str(message.get("extraInfo", {}).get("py_callstack", "")).rstrip()
-            return (
-                f"{message['message']}\n{trace}"
-                if not _is_ours(message["message"])
-                else str(message["message"])
-            )
-        return str(message)
+        if not isinstance(message, dict):
+            return str(message)
+        trace = str(message.get("extraInfo", {}).get("py_callstack", "")).rstrip()
+        return _ours(message["message"]) or f"{message['message']}\n{trace}"
     cause = (
         f"killed by {signal.Signals(-failure.exitcode).name}"
         if failure.exitcode < 0
@@ -114,15 +114,14 @@ def _describe(failure: Any, folder: Path, rank: int) -> str:
     return "\n".join([cause, *lines])
 
 
-def _is_ours(message: str) -> bool:
-    """True for the text of a DblpError: it says what to do, and a trace would bury it."""
-    from dblp import errors
-
-    if message.startswith("DistBackendError: dblp:"):  # raised by our backend, in torch's class
-        return True
-    name = message.partition(":")[0].rpartition(".")[2]
-    kind = getattr(errors, name, None)
-    return isinstance(kind, type) and issubclass(kind, errors.DblpError)
+def _ours(message: str) -> str | None:
+    """The text of an error of ours, without the traces that torch's futures add: it says what to do. Else None."""
+    found = _BACKEND_ERROR.search(message)
+    if found is not None:
+        return found[1]
+    name, _, text = message.partition(": ")
+    kind = getattr(errors, name.rpartition(".")[2], None)
+    return text if isinstance(kind, type) and issubclass(kind, errors.DblpError) else None
 
 
 def _quieten_launcher() -> None:

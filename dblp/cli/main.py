@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dblp.cli.bench.command import allreduce
+from dblp.cli.doctor import doctor
 from dblp.cli.train.command import train
 from dblp.errors import DblpError
 
@@ -36,6 +37,7 @@ bench.command()(allreduce)
 bench.callback()(lambda: None)
 app.command()(train)
 app.add_typer(bench, name="bench")
+app.command()(doctor)
 
 
 def main() -> None:

@@ -1,0 +1,45 @@
+"""Lists on the command line: read into types, refused with the option's name."""
+
+import pytest
+
+from dblp.cli.options import parse_choice, parse_choices, parse_ranks, parse_seeds, parse_sizes
+from dblp.errors import ConfigError
+
+
+def test_sizes_are_powers_of_1024_and_whole_floats():
+    assert parse_sizes("4K, 1M,25M") == [4096, 1 << 20, 25 << 20]
+    assert parse_sizes("10,4") == [8, 4]
+
+
+def test_seeds_are_a_count_or_the_seeds_themselves():
+    assert parse_seeds("1") == [0]
+    assert parse_seeds("3") == [0, 1, 2]
+    assert parse_seeds("7,2") == [7, 2]
+    assert parse_seeds("7,") == [7]
+
+
+def test_names_keep_the_users_order():
+    assert parse_choices("--arms", "b,a", ["a", "b", "c"]) == ["b", "a"]
+    assert parse_choice("--model", "cnn", ["mlp", "cnn"]) == "cnn"
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "words"),
+    [
+        (parse_ranks, "1", ["--ranks", "'1'", "2 or more"]),
+        (parse_ranks, "2,x", ["--ranks", "'x'"]),
+        (parse_ranks, "", ["--ranks", "''"]),
+        (parse_ranks, "2,2", ["--ranks", "twice"]),
+        (parse_sizes, "4Q", ["--sizes", "'4Q'", "25M"]),
+        (parse_sizes, "3", ["--sizes", "4 bytes"]),
+        (parse_seeds, "0", ["--seeds", "'0'"]),
+        (parse_seeds, "1,-1", ["--seeds", "'-1'"]),
+        (lambda text: parse_choices("--arms", text, ["gloo"]), "glo", ["--arms", "'glo'", "gloo"]),
+        (lambda text: parse_choice("--model", text, ["mlp", "cnn"]), "vit", ["--model", "'vit'", "mlp, cnn"]),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_options_name(parse, text, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    for word in words:
+        assert word in str(caught.value)

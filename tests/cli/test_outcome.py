@@ -1,0 +1,138 @@
+"""The ranks' results put together; the table, the picture and the JSON made of them."""
+
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dblp.cli.host import document, write_json
+from dblp.cli.launch import WorkerError
+from dblp.cli.train.figures import draw
+from dblp.cli.train.outcome import Collector, combine
+from dblp.cli.train.plan import ARMS
+from dblp.cli.train.table import summary_table, verdict
+from dblp.errors import LocalError
+
+TRAFFIC = {
+    "datagrams_offered": 1000, "datagrams_lost": 150, "chunks_sent": 800, "chunks_resent": 80,
+    "chunks_missing": 6, "chunks_expected": 300,
+}  # fmt: skip
+RECORD_KEYS = [
+    "arm", "seed", "test_accuracy", "wall_s", "allreduce_p50_s", "allreduce_p99_s", "network_loss", "missing_share",
+    "retransmitted_share",
+]  # fmt: skip
+
+
+def result(arm="dblp-bounded", seed=0, rank=0, accuracy=0.98, fingerprint="a", traffic=TRAFFIC):
+    rng = np.random.default_rng(seed + rank)
+    return {
+        "kind": "result", "arm": arm, "seed": seed, "test_accuracy": accuracy, "wall_s": 10.0 + rank,
+        "losses": [2.0 + rank, 1.0, 0.5], "accuracies": [0.5, 0.9, accuracy], "fingerprint": fingerprint,
+        "allreduce_s": list(rng.lognormal(-5, 1, 40)), "traffic": traffic,
+    }  # fmt: skip
+
+
+def outcomes(seeds=(0, 1)):
+    return [
+        combine(
+            [
+                result(arm, seed, rank, 0.98 + 0.01 * seed, traffic=None if arm == "gloo" else TRAFFIC)
+                for rank in (0, 1)
+            ]
+        )
+        for seed in seeds
+        for arm in ARMS
+    ]
+
+
+def text_of(table):
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_ranks_are_summed_and_shares_are_of_the_sums():
+    halved = {name: count // 2 for name, count in TRAFFIC.items()}
+    outcome = combine([result(rank=0), result(rank=1, traffic=halved)])
+    assert outcome.wall_s == 11.0
+    assert outcome.losses.tolist() == [2.5, 1.0, 0.5]
+    assert (len(outcome.allreduce_s), outcome.rounds) == (80, 40)
+    assert outcome.network_loss == pytest.approx(0.15)
+    assert outcome.missing_share == pytest.approx(0.02)
+    assert outcome.retransmitted_share == pytest.approx(0.1)
+
+
+def test_what_a_transport_does_not_tell_is_none():
+    outcome = combine([result("gloo", traffic=None)])
+    assert (outcome.network_loss, outcome.missing_share, outcome.retransmitted_share) == (None, None, None)
+
+
+def test_nothing_to_lose_is_none_and_no_division_by_zero():
+    outcome = combine([result(traffic=dict.fromkeys(TRAFFIC, 0))])
+    assert outcome.missing_share is None
+
+
+def test_differing_replicas_are_an_error_that_names_the_rank():
+    results = [result(rank=rank, fingerprint="b" if rank == 2 else "a") for rank in range(4)]
+    with pytest.raises(WorkerError, match=r"dblp-bounded, seed 0.*rank 2 holds"):
+        combine(results)
+
+
+def test_an_outcome_is_complete_with_its_last_rank():
+    collector = Collector(2)
+    assert collector.add(1, result(rank=1)) is None
+    assert collector.add(0, result(seed=1)) is None
+    outcome = collector.add(0, result(rank=0))
+    assert outcome is not None
+    assert collector.outcomes == [outcome]
+
+
+def test_the_table_has_a_row_an_arm_and_fits_80_columns():
+    text = text_of(summary_table(outcomes()))
+    assert "…" not in text
+    for arm in ARMS:
+        row = next(line for line in text.splitlines() if line.strip().startswith(arm + " "))
+        assert "98.50 %" in row
+        assert ("15.00 %" in row) == (arm != "gloo")
+    assert "mean of seeds 0, 1" in text
+
+
+def test_the_verdict_compares_bounded_with_exact():
+    exact = combine([result("dblp-exact", accuracy=0.985)])
+    bounded = combine([result("dblp-bounded", accuracy=0.98)])
+    assert "-0.50 points" in str(verdict([exact, bounded]))
+    assert verdict([exact]) is None
+
+
+def test_records_hold_the_documented_keys_and_are_json(tmp_path):
+    path = tmp_path / "new" / "train.json"
+    write_json(path, document("train", [outcome.record() for outcome in outcomes()]))
+    content = json.loads(path.read_text())
+    assert {"command", "version", "host", "records"} <= set(content)
+    assert {"cores", "kernel", "machine", "python", "torch", "tcp_congestion_control"} <= set(content["host"])
+    assert len(content["records"]) == 6
+    for record in content["records"]:
+        assert set(RECORD_KEYS) <= set(record)
+        assert all(not isinstance(value, (dict, list)) for value in record.values())
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_the_picture_is_drawn(tmp_path, seeds):
+    path = tmp_path / "runs" / "train.png"
+    draw(outcomes(seeds), path, subtitle="a test")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["train.nonsense", "file/train.png"])
+def test_a_picture_that_cannot_be_written_is_named(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match="--figure"):
+        draw(outcomes((0,)), tmp_path / name, subtitle="")
+
+
+def test_json_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match="--json"):
+        write_json(tmp_path / "file" / "x.json", {})

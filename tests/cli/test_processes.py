@@ -1,0 +1,173 @@
+"""The commands with real workers: a training, a benchmark, a crash, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dblp.cli.launch import WorkerError, run_workers
+
+pytestmark = pytest.mark.processes
+COMMAND = [sys.executable, "-m", "dblp.cli.main"]
+RUN_SECONDS = 240
+"""Long enough for a loaded machine; a hang is what it stops."""
+
+
+def dblp(*arguments, **options):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=RUN_SECONDS, **options,
+    )  # fmt: skip
+
+
+def worker_pids(parent):
+    """The living processes that the agent started: their parent is ours."""
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            pids.append(int(stat.parent.name))
+    return pids
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + RUN_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_one_epoch_over_gloo(tmp_path):
+    figures, picture = tmp_path / "train.json", tmp_path / "train.png"
+    done = dblp(
+        "train", "--arms", "gloo", "--ranks", 2, "--epochs", 1, "--model", "mlp",
+        "--json", figures, "--figure", picture, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "replicas identical on all 2 ranks" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(figures.read_text())
+    (record,) = content["records"]
+    assert content["command"] == "train"
+    assert (record["arm"], record["seed"]) == ("gloo", 0)
+    assert 0.5 < record["test_accuracy"] <= 1.0
+    assert 0 < record["allreduce_p50_s"] <= record["allreduce_p99_s"] < record["wall_s"]
+    assert record["rounds"] >= 1347 // 64
+
+
+def test_dblp_arms_lose_datagrams_and_keep_replicas_identical(tmp_path):
+    figures = tmp_path / "train.json"
+    done = dblp(
+        "train", "--ranks", 2, "--epochs", 2, "--model", "mlp", "--impair", "loss(0.1),seed(3)",
+        "--json", figures, "--figure", tmp_path / "train.png", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    gloo, exact, bounded = json.loads(figures.read_text())["records"]
+    assert [record["arm"] for record in (gloo, exact, bounded)] == ["gloo", "dblp-exact", "dblp-bounded"]
+    assert exact["test_accuracy"] == pytest.approx(gloo["test_accuracy"], abs=0.02)
+    for record in (exact, bounded):
+        assert 0.08 < record["network_loss"] < 0.12
+        assert record["retransmitted_share"] > 0
+    assert exact["missing_share"] in (None, 0.0)
+    assert 0 < bounded["missing_share"] <= 0.1
+
+
+def test_a_tiny_benchmark(tmp_path):
+    figures = tmp_path / "bench.json"
+    done = dblp(
+        "bench", "allreduce", "--ranks", "2", "--sizes", "4K,64K", "--rounds", 3, "--arms", "exact,bounded",
+        "--policy-budget", "0.1", "--busy-main", "--memory", "--impair", "loss(0.05),seed(1)", "--json", figures,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "congestion control" in done.stdout
+    content = json.loads(figures.read_text())
+    assert content["command"] == "bench allreduce"
+    assert [(record["ranks"], record["bytes"]) for record in content["records"]] == [(2, 4096), (2, 65536)]
+    for record in content["records"]:
+        assert record["rounds"] == 3
+        assert record["impair"] == "loss(0.05),seed(1)"
+        assert record["ratio_p50"] == pytest.approx(record["gloo_p50_s"] / record["dblp_p50_s"])
+        for name in ("gloo", "dblp", "bounded", "gloo_busy", "exact_busy"):
+            assert 0 < record[f"{name}_p50_s"] <= record[f"{name}_p99_s"]
+
+
+def test_a_workers_error_is_told_and_the_exit_code_is_1(tmp_path):
+    done = dblp(
+        "train", "--arms", "gloo", "--ranks", 2, "--epochs", 1, "--figure", tmp_path / "train.png",
+        cwd=tmp_path, env={**os.environ, "GLOO_SOCKET_IFNAME": "", "PYTHONPATH": str(_sabotage(tmp_path))},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "rank 1 of 2 failed: ValueError: sabotaged" in done.stderr
+
+
+def _sabotage(folder):
+    """A sitecustomize that makes one worker fail within its job."""
+    (folder / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import dblp.cli.train.plan as plan\n"
+        "    def fail(values):\n"
+        "        raise ValueError('sabotaged')\n"
+        "    plan.TrainPlan.from_json = fail\n"
+    )
+    return folder
+
+
+def test_a_worker_that_dies_without_a_word_is_named():
+    with pytest.raises(WorkerError, match=r"rank 0 of 1 failed: .*no-such-job"):
+        run_workers("no-such-job", {}, ranks=1, on_event=lambda rank, event: None)
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["process group", "parent only"])
+def test_ctrl_c_ends_everything(tmp_path, whole_group):
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--figure", str(tmp_path / "x.png")],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(
+            lambda: len(worker_pids(process.pid)) == 2 or process.poll() is not None, "no workers came up"
+        )
+        workers = worker_pids(process.pid)
+        assert len(workers) == 2
+        time.sleep(0.5)  # anywhere: importing, meeting or training
+        if whole_group:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in error
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--figure", str(tmp_path / "x.png")],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: len(worker_pids(process.pid)) == 2 or process.poll() is not None, "no workers came up")
+    workers = worker_pids(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(alive(pid) for pid in workers), "workers outlived their parent")
