@@ -61,12 +61,13 @@ def deadline_error(
     timeout_s: float,
     peers: Collection[int],
     lacks: Mapping[int, str],
+    culprits: Collection[int] = (),
 ) -> DeadlineError:
     """The error of an expired wait. ``peers``: the endpoint's ranks in the group; ``lacks``: what is missing, in words,
-    by the endpoint's rank of the peer that owes it."""
+    by the endpoint's rank of the peer that owes it; ``culprits``: those of them to blame if nobody is silent (default: all)."""
     silence = {peer: endpoint.silence(peer) for peer in peers}
     silent = {peer for peer in peers if silence[peer] > _SILENT_SHARE * timeout_s}
-    blamed = sorted(silent & lacks.keys() or silent or lacks.keys())
+    blamed = sorted(silent & lacks.keys() or silent or culprits or lacks.keys())
     items = []
     for peer in blamed:
         state = f"silent for {format_seconds(silence[peer])}" if peer in silent else "alive"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.algorithms import ALL_REDUCE, choose
-from dblp.collectives.algorithms.exchange import post_broadcast, post_exchange
+from dblp.collectives.algorithms.exchange import post_broadcast, post_call, post_exchange
 from dblp.collectives.algorithms.grid import chunk_bytes
 from dblp.collectives.algorithms.reduce_leg import post_reduce_leg
 from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, private
@@ -201,6 +201,7 @@ class Group:
             if self.world_size == 1:
                 reducer.finish(flat)
                 return
+            post_call(round_, root)
             chunk = chunk_bytes(flat.nbytes, round_.endpoint.max_chunk_bytes, policy)
             own, parts = (flat, {}) if self.rank == root else (flat[:0], {root: flat})
             post_reduce_leg(round_, own, parts, reducer, policy, chunk, _ignore)
@@ -258,13 +259,12 @@ class Group:
         source = Buffer(input, "input", output=False)
         call = self._moving(Collective.GATHER, input, root=root)
         if self.rank != root:
-            return self._start(
-                call,
-                input.nbytes,
-                timeout_s,
-                lambda round_: post_exchange(round_, {root: source.flat}, {}),
-                _nothing,
-            )
+
+            def offer(round_: Round) -> None:
+                post_call(round_, root)
+                post_exchange(round_, {root: source.flat}, {})
+
+            return self._start(call, input.nbytes, timeout_s, offer, _nothing)
         if output is None:
             raise ConfigError(f"gather on its root, rank {root}: output is None")
         parts = Parts(output, self.world_size, "output", output=True)
@@ -275,6 +275,7 @@ class Group:
 
         def post(round_: Round) -> None:
             np.copyto(parts.flats[root], flat)
+            post_call(round_, root)
             post_exchange(round_, {}, incoming)
 
         return self._start(call, parts.nbytes, timeout_s, post, parts.restore)

@@ -40,10 +40,11 @@ OnDone = Callable[[Received], None]
 class _Leg:
     """One message of the round, and how far it is: what a deadline error tells about it."""
 
-    __slots__ = ("chunks", "done", "got", "peer", "sending", "spec")
+    __slots__ = ("chunks", "done", "got", "peer", "sending", "spec", "step")
 
-    def __init__(self, peer: int, spec: MessageSpec, sending: Sending | None = None) -> None:
+    def __init__(self, peer: int, step: int, spec: MessageSpec, sending: Sending | None = None) -> None:
         self.peer = peer
+        self.step = step
         self.spec = spec
         self.chunks = spec.chunks
         self.got = 0
@@ -123,7 +124,7 @@ class Round:
         sending = self.endpoint.send(
             self._ranks[peer], message, data.view(np.uint8), spec, offered=offered, energy=energy
         )
-        leg = _Leg(peer, spec, sending)
+        leg = _Leg(peer, step, spec, sending)
         self._legs.append(leg)
         self._sends_left += 1
         sending.done.add_done_callback(lambda done: self._sent(leg, done))
@@ -141,7 +142,7 @@ class Round:
         window: int = 0,
     ) -> Callable[[int], None]:
         """Post a receive from ``peer``; returns what releases more chunks of a windowed one."""
-        leg = _Leg(peer, spec)
+        leg = _Leg(peer, step, spec)
 
         def placed(first: int, count: int) -> None:
             leg.got += count
@@ -182,9 +183,13 @@ class Round:
         self._raise()
 
     async def sent(self) -> None:
-        """Wait until the caller's memory is free: each send is confirmed, or its small rest detached."""
+        """Wait until the caller's memory is free: each send is confirmed, or its small rest detached.
+
+        A rank that only sends waits for the confirmations: they are all that tells it that its peers made the same call.
+        """
+        one_way = all(leg.sending is not None for leg in self._legs)
         for leg in self._legs:
-            if leg.sending is not None and not leg.done and leg.sending.detach():
+            if leg.sending is not None and not leg.done and not one_way and leg.sending.detach():
                 leg.done = True
                 self._sends_left -= 1
         while self.error is None and self._sends_left:
@@ -264,13 +269,17 @@ class Round:
         return done.exception()
 
     def _expire(self) -> None:
+        sending = self._receives_left == 0
+        owed = [leg for leg in self._legs if not leg.done and (leg.sending is not None) == sending]
         lacks: dict[int, str] = {}
-        for leg in self._legs:  # a receive says more than a send, and the first unfinished one says most
-            owed = not leg.done and (leg.sending is None or self._receives_left == 0)
-            if owed and self._ranks[leg.peer] not in lacks:
-                lacks[self._ranks[leg.peer]] = leg.lacks()
+        for leg in owed:
+            lacks.setdefault(self._ranks[leg.peer], leg.lacks())
+        # A later step waits for an earlier one of other ranks: who owes the earliest is to blame.
+        first = min((leg.step for leg in owed), default=0)
+        culprits = {self._ranks[leg.peer] for leg in owed if leg.step == first}
         peers = [rank for rank in self._ranks if rank != self.endpoint.rank]
-        self._fail(deadline_error(self.endpoint, self.title, self._deadline.timeout_s, peers, lacks))
+        timeout_s = self._deadline.timeout_s
+        self._fail(deadline_error(self.endpoint, self.title, timeout_s, peers, lacks, culprits))
 
     def _fail(self, error: BaseException) -> None:
         if self.error is None:

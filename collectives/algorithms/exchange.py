@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.algorithms.grid import chunk_bytes, cut, spec
@@ -19,6 +20,7 @@ Array = npt.NDArray[Any]
 
 _STEP = 0
 _RELAY_STEP = 1
+_CALL_STEP = 2
 RELAY_BYTES = 64 * 1024
 """Broadcasts above this size are relayed: the root then sends every byte once, not once a peer."""
 
@@ -34,6 +36,18 @@ def post_exchange(round_: Round, outgoing: Mapping[int, Array], incoming: Mappin
         source = outgoing.get(peer)
         if source is not None:
             round_.send(peer, _STEP, source, spec(source.nbytes, chunk))
+
+
+def post_call(round_: Round, root: int) -> None:
+    """The root of a collective that sends it everything says that it takes part: two ranks that both take themselves for the
+    root would else wait for each other's data."""
+    nothing = np.empty(0, np.uint8)
+    message = spec(0, chunk_bytes(0, round_.endpoint.max_chunk_bytes, Exact()))
+    if round_.rank != root:
+        round_.receive(root, _CALL_STEP, message, CopySink(nothing, message.chunk_bytes))
+        return
+    for peer in round_.peers():
+        round_.send(peer, _CALL_STEP, nothing, message)
 
 
 def post_broadcast(round_: Round, buffer: Array, root: int) -> None:

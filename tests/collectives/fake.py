@@ -304,7 +304,7 @@ class FakeNet:
             for out in endpoint.outgoing
             if self._movable(out)
         ]
-        self.rng.shuffle(moves)  # type: ignore[arg-type]
+        self.rng.shuffle(moves)
         for out in moves[: max(1, len(moves) // 2)]:
             self._move(out)
         if moves:

@@ -16,7 +16,7 @@ from dblp.collectives.reduction import DTYPES, Op, narrow_bfloat16, widen_bfloat
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Bounded
-from tests.collectives.worlds import run_memory, values
+from tests.collectives.worlds import run_memory, total, values
 
 WORLD_SIZES = [1, 2, 3, 4, 5, 8]
 ALGORITHMS = ["auto", "direct", "ring", "flat"]
@@ -37,13 +37,13 @@ def expected(parts, op, name):
     if name == "bfloat16":
         wide = functools.reduce(FUNCTIONS[op], [widen_bfloat16(part) for part in parts])
         return narrow_bfloat16(wide / np.float32(len(parts)) if op is Op.AVG else wide)
-    total = functools.reduce(FUNCTIONS[op], parts)
+    reduced = functools.reduce(FUNCTIONS[op], parts)
     if op is not Op.AVG:
-        return total
+        return reduced
     if name == "float16":
-        return (total.astype(np.float32) / np.float32(len(parts))).astype(np.float16)
-    real = total.view(total.real.dtype)
-    return (real / real.dtype.type(len(parts))).view(total.dtype)
+        return (reduced.astype(np.float32) / np.float32(len(parts))).astype(np.float16)
+    real = reduced.view(reduced.real.dtype)
+    return (real / real.dtype.type(len(parts))).view(reduced.dtype)
 
 
 def operations(name):
@@ -94,8 +94,8 @@ def test_every_algorithm_and_size(run, algorithm, world_size):
 
     for arrays in run(member, world_size, seed=world_size):
         for array, count in zip(arrays, counts, strict=True):
-            total = sum(values(rank, count, "float32") for rank in range(world_size))
-            assert array.tobytes() == total.tobytes(), (algorithm, count)
+            wanted = total(values(rank, count, "float32") for rank in range(world_size))
+            assert array.tobytes() == wanted.tobytes(), (algorithm, count)
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
@@ -114,7 +114,7 @@ def test_the_same_bits_on_all_ranks_and_in_every_order_of_arrival(algorithm, wor
 
 def test_direct_and_flat_sum_in_rank_order():
     parts = [np.random.default_rng(rank).standard_normal(3000).astype(np.float32) for rank in range(5)]
-    total = ((((parts[0] + parts[1]) + parts[2]) + parts[3]) + parts[4]) / np.float32(5)
+    wanted = ((((parts[0] + parts[1]) + parts[2]) + parts[3]) + parts[4]) / np.float32(5)
 
     async def member(group):
         arrays = [parts[group.rank].copy() for _ in range(2)]
@@ -123,7 +123,7 @@ def test_direct_and_flat_sum_in_rank_order():
         return arrays
 
     for arrays in run_memory(member, 5):
-        assert all(array.tobytes() == total.tobytes() for array in arrays)
+        assert all(array.tobytes() == wanted.tobytes() for array in arrays)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
@@ -181,9 +181,9 @@ def test_a_tiny_window_moves_on(seed):
         await group.all_reduce(array, algorithm="direct")
         return array
 
-    total = sum(values(rank, 60_000, "float32", seed) for rank in range(4))
+    wanted = total(values(rank, 60_000, "float32", seed) for rank in range(4))
     for array in run_memory(member, 4, seed=seed, config=config):
-        assert array.tobytes() == total.tobytes()
+        assert array.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -244,9 +244,9 @@ def test_reduce_scatter(run, world_size, budget):
         await group.reduce_scatter(wrong[:700], wrong)
         return output, part, wrong[:700]
 
-    total = sum(values(rank, 700 * world_size, "float32") for rank in range(world_size))
+    wanted = total(values(rank, 700 * world_size, "float32") for rank in range(world_size))
     for rank, (output, part, wrong) in enumerate(run(member, world_size)):
-        own = total[rank * 700 : (rank + 1) * 700]
+        own = wanted[rank * 700 : (rank + 1) * 700]
         assert (output == own / np.float32(world_size)).all()
         assert (part == own).all() and (wrong == own).all()
 
@@ -262,7 +262,7 @@ def test_uneven_reduce_scatter(run, world_size):
         return output
 
     for rank, output in enumerate(run(member, world_size)):
-        assert (output == sum(values(peer, sizes[rank], "int64") for peer in range(world_size))).all()
+        assert (output == total(values(peer, sizes[rank], "int64") for peer in range(world_size))).all()
 
 
 @settings(max_examples=25, deadline=None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -94,3 +95,8 @@ def values(rank: int, count: int, dtype: str, seed: int = 0) -> np.ndarray[Any, 
     if dtype.startswith("complex"):
         return (plain + 1j * rng.integers(-4, 5, count)).astype(dtype)
     return plain.astype(dtype)
+
+
+def total(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Sum of arrays in their order."""
+    return functools.reduce(np.add, parts)
