@@ -10,7 +10,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-from torch.distributed import DistBackendError, DistStoreError
+from torch.distributed import DistBackendError
 
 from dblp.collectives.rendezvous import list_ranks
 
@@ -61,6 +61,6 @@ def _missing(store: Any, prefix: str, world_size: int, timeout: timedelta, wait_
 def _there(store: Any, key: str, timeout: timedelta) -> bool:
     try:
         store.wait([key], max(timeout, _LEAST))
-    except DistStoreError:
-        return False
+    except RuntimeError:  # a DistStoreError from a TCPStore, a plain one from a FileStore
+        return bool(store.check([key]))
     return True

@@ -15,3 +15,34 @@ def test_collectives(ranks, scenario, world_size):
 @pytest.mark.parametrize("scenario", ["point_to_point", "groups"])
 def test_pairs_and_groups(ranks, scenario, world_size):
     ranks(scenario, world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("scenario", ["ddp", "attached"])
+def test_training(ranks, scenario, world_size):
+    ranks(scenario, world_size)
+
+
+def test_bounded_training_on_a_lossy_network(ranks):
+    ranks("lossy_network", 2)
+
+
+@pytest.mark.parametrize("scenario", ["mismatch", "timeouts", "backward_error", "again", "absent"])
+def test_failures(ranks, scenario):
+    ranks(scenario, 2)
+
+
+def test_monitored_barrier_names_who_is_late(ranks):
+    ranks("monitored", 3)
+
+
+@pytest.mark.parametrize("scenario", ["exit_without_destroy", "exit_in_flight"])
+def test_leaving_without_a_word_is_clean(ranks, scenario):
+    outputs = ranks(scenario, 2)
+    assert outputs == ["", ""]
+
+
+@pytest.mark.parametrize("scenario", ["killed_before", "killed_during", "hook_error"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_survivor_names_the_killed_rank_in_time(ranks, scenario, world_size):
+    ranks(scenario, world_size, killed=[world_size - 1])

@@ -1,0 +1,93 @@
+"""Scenarios: the functions of ``import dblp``, on numpy arrays and tensors, without torch.distributed."""
+
+import os
+
+import numpy as np
+import torch
+
+import dblp
+
+
+def _init(rank, world_size, port, **options):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dblp.init_process_group(config=dblp.TransportConfig(timeout_s=20, connect_timeout_s=20), **options)
+    assert (dblp.get_rank(), dblp.get_world_size()) == (rank, world_size)
+
+
+def functions(rank, world_size, folder, port):
+    assert not dblp.is_initialized()
+    for kind in (np.asarray, torch.from_numpy):
+        _init(rank, world_size, port)
+        _check_functions(rank, world_size, kind)
+        dblp.destroy_process_group()
+    assert not dblp.is_initialized()
+
+
+def _check_functions(rank, world_size, kind):
+    def full(size, value):
+        return kind(np.full(size, value, np.float32))
+
+    ranks = list(range(world_size))
+    total = float(sum(ranks) + world_size)
+    report = dblp.all_reduce(x := full(1000, rank + 1))
+    assert x.tolist() == [total] * 1000 and report.collective == "all_reduce"
+    dblp.all_reduce(x := full(10, rank + 1), "avg", dblp.Bounded(0.2))
+    assert x.tolist() == [total / world_size] * 10
+    handle = dblp.all_reduce(x := full(10, rank + 1), async_op=True)
+    assert handle.wait().nbytes == 40 and handle.done() and x.tolist() == [total] * 10
+    dblp.reduce(x := full(3, 1), root=1)
+    assert x.tolist() == [world_size if rank == 1 else 1] * 3
+    dblp.reduce_scatter(x := full(2, 0), full(2 * world_size, rank + 1))
+    assert x.tolist() == [total] * 2
+    dblp.all_gather(x := full(2 * world_size, -1), full(2, rank))
+    assert x.tolist() == [float(peer) for peer in ranks for _ in range(2)]
+    parts = [full(peer + 1, -1) for peer in ranks]
+    dblp.all_gather(parts, full(rank + 1, rank))
+    assert [part.tolist() for part in parts] == [[float(peer)] * (peer + 1) for peer in ranks]
+    dblp.broadcast(x := full(5, rank), root=1)
+    assert x.tolist() == [1.0] * 5
+    dblp.gather(full(1, rank), x := full(world_size, -1) if rank == 0 else None)
+    assert rank or x.tolist() == [float(peer) for peer in ranks]
+    dblp.scatter(x := full(1, -1), kind(np.arange(world_size, dtype=np.float32)) if rank == 0 else None)
+    assert x.tolist() == [float(rank)]
+    dblp.all_to_all(x := full(world_size, -1), full(world_size, rank))
+    assert x.tolist() == [float(peer) for peer in ranks]
+    dblp.barrier()
+    if rank == 0:
+        assert sorted(dblp.recv(full(4, 0)) for _ in ranks[1:]) == ranks[1:]
+    else:
+        dblp.send(full(4, rank), 0)
+
+
+def tensors(rank, world_size, folder, port):
+    _init(rank, world_size, port)
+    total = world_size * (world_size + 1) / 2
+    for x in (
+        torch.full((6,), rank + 1, dtype=torch.bfloat16),
+        torch.full((4, 6), float(rank + 1)).t(),
+        torch.full((5,), float(rank + 1), requires_grad=True),
+    ):
+        dblp.all_reduce(x)
+        assert (x.detach() == total).all()
+    try:
+        dblp.all_reduce([1.0, 2.0])
+    except dblp.UnsupportedError as error:
+        assert "numpy array or a torch tensor" in str(error)
+    try:
+        dblp.all_reduce(np.ones(3, np.int32), policy=dblp.Bounded(0.1))
+    except dblp.UnsupportedError as error:
+        assert "INT32" in str(error).upper()
+    dblp.all_reduce(x := np.ones(3))  # refused calls cost nothing
+    assert x.tolist() == [world_size] * 3
+    dblp.destroy_process_group()
+
+
+def disagreement(rank, world_size, folder, port):
+    """The last rank was started with another world size: both sides name both."""
+    size = world_size + 1 if rank == world_size - 1 else world_size
+    os.environ["WORLD_SIZE"] = str(size)
+    try:
+        _init(rank, size, port)
+    except dblp.HandshakeError as error:
+        text = str(error)
+    assert f"world_size {world_size}" in text and f"world_size {world_size + 1}" in text, text

@@ -1,0 +1,169 @@
+"""Scenarios: mismatches, deaths, exits. What every rank must see is asserted on every rank."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+TIMEOUT_S = 3.0
+
+
+def _init(rank, world_size, folder, timeout_s=TIMEOUT_S):
+    dist.init_process_group(
+        "dblp",
+        store=dist.FileStore(f"{folder}/store", world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _failure(call):
+    """The error of ``call`` and how long it took."""
+    start = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    raise AssertionError("an error was expected")
+
+
+def mismatch(rank, world_size, folder):
+    _init(rank, world_size, folder, timeout_s=20)
+    text, seconds = _failure(lambda: dist.all_reduce(torch.ones(100 + rank)))
+    assert seconds < 10, seconds
+    assert "all_reduce" in text and "100 " in text and "101 " in text, text
+    text, _ = _failure(lambda: dist.all_reduce(torch.ones(3)))
+    assert "failed before" in text, text  # the group is poisoned, and says why
+    dist.destroy_process_group()
+
+
+def timeouts(rank, world_size, folder):
+    _init(rank, world_size, folder, timeout_s=30)
+    if rank == 0:
+        tensor = torch.ones(5)
+        text, seconds = _failure(lambda: dist.all_reduce(tensor, async_op=True).wait(timedelta(seconds=0.2)))
+        assert "timeout" in text and seconds < 2, (text, seconds)
+        dist.group.WORLD.set_timeout(timedelta(seconds=1))
+        text, seconds = _failure(dist.barrier)
+        assert "rank 1" in text and 0.8 < seconds < 3, (text, seconds)
+    else:
+        time.sleep(3)
+    dist.destroy_process_group()
+
+
+def monitored(rank, world_size, folder):
+    _init(rank, world_size, folder, timeout_s=20)
+    group = dist.group.WORLD
+    late = world_size - 1
+    if rank == 0:
+        text, _ = _failure(lambda: group.monitored_barrier(timedelta(seconds=0.5)))
+        assert f"Rank {late} failed to pass monitoredBarrier in 500 ms" in text, text
+    elif rank != late:
+        text, _ = _failure(lambda: group.monitored_barrier(timedelta(seconds=5)))
+        assert f"Rank {late} failed to pass" in text, text
+    else:
+        time.sleep(1.0)
+        group._barriers += 1
+    group.monitored_barrier(timedelta(seconds=10), wait_all_ranks=True)
+    dist.all_reduce(tensor := torch.ones(2))  # the group is as good as before
+    assert tensor.tolist() == [world_size] * 2
+    dist.destroy_process_group()
+
+
+def backward_error(rank, world_size, folder):
+    """A rank leaves between two steps: the others' backward raises, it does not hang or crash."""
+    _init(rank, world_size, folder)
+    model = DistributedDataParallel(torch.nn.Linear(50, 50))
+    model(torch.ones(2, 50)).sum().backward()
+    if rank == world_size - 1:
+        dist.destroy_process_group()
+        return
+    text, seconds = _failure(lambda: model(torch.ones(2, 50)).sum().backward())
+    assert f"rank {world_size - 1}" in text, text
+    assert seconds < TIMEOUT_S + 2, seconds
+    dist.destroy_process_group()
+
+
+def hook_error(rank, world_size, folder):
+    import dblp
+
+    _init(rank, world_size, folder)
+    model = DistributedDataParallel(torch.nn.Linear(50, 50))
+    dblp.attach(model, dblp.Bounded(0.1))
+    model(torch.ones(2, 50)).sum().backward()
+    if rank == world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text, seconds = _failure(lambda: model(torch.ones(2, 50)).sum().backward())
+    assert f"rank {world_size - 1}" in text, text
+    assert seconds < TIMEOUT_S + 2, seconds
+
+
+def again(rank, world_size, folder):
+    """destroy and init on one store, as under a launcher whose store outlives the group."""
+    store = dist.FileStore(f"{folder}/store", world_size)
+    for round_ in range(3):
+        dist.init_process_group("dblp", store=store, rank=rank, world_size=world_size)
+        dist.all_reduce(tensor := torch.full((1000,), float(rank + round_)))
+        assert tensor[0].item() == sum(peer + round_ for peer in range(world_size))
+        dist.destroy_process_group()
+    assert not [thread for thread in threading.enumerate() if thread.name == "dblp-engine"]
+
+
+def exit_without_destroy(rank, world_size, folder):
+    _init(rank, world_size, folder, timeout_s=20)
+    dist.all_reduce(tensor := torch.ones(200_000))
+    assert tensor[0].item() == world_size
+
+
+def exit_in_flight(rank, world_size, folder):
+    _init(rank, world_size, folder, timeout_s=20)
+    dist.barrier()
+    if rank == 0:
+        dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda _: None)
+
+
+def killed_before(rank, world_size, folder):
+    """Killed after the group was made, before its first collective."""
+    _init(rank, world_size, folder)
+    if rank == world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text, seconds = _failure(lambda: dist.all_reduce(torch.ones(300_000)))
+    assert f"rank {world_size - 1}" in text, text
+    assert seconds < TIMEOUT_S + 2, seconds
+
+
+def killed_during(rank, world_size, folder):
+    """Killed from another thread, at no particular point of a long series of collectives."""
+    _init(rank, world_size, folder)
+    tensor = torch.ones(500_000)
+    dist.all_reduce(tensor)
+    if rank == world_size - 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    last = [time.monotonic()]
+
+    def work():
+        while True:
+            last[0] = time.monotonic()
+            dist.all_reduce(tensor.fill_(1.0))
+
+    text, _ = _failure(work)
+    assert f"rank {world_size - 1}" in text, text
+    assert time.monotonic() - last[0] < TIMEOUT_S + 2
+
+
+def absent(rank, world_size, folder):
+    """A rank never comes: the others name it when the rendezvous ends."""
+    os.environ["DBLP_CONNECT_TIMEOUT_S"] = "1.5"
+    if rank == world_size - 1:
+        return
+    try:
+        _init(rank, world_size, folder)
+    except Exception as error:
+        text = str(error)
+    assert f"rank {world_size - 1} of {world_size} has not come to the rendezvous" in text, text
