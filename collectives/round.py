@@ -40,7 +40,7 @@ OnDone = Callable[[Received], None]
 class _Leg:
     """One message of the round, and how far it is: what a deadline error tells about it."""
 
-    __slots__ = ("chunks", "done", "got", "peer", "sending", "spec", "step")
+    __slots__ = ("chunks", "done", "got", "on_chunks", "on_done", "peer", "sending", "spec", "step")
 
     def __init__(self, peer: int, step: int, spec: MessageSpec, sending: Sending | None = None) -> None:
         self.peer = peer
@@ -50,6 +50,8 @@ class _Leg:
         self.got = 0
         self.done = False
         self.sending = sending
+        self.on_chunks: OnChunks | None = None
+        self.on_done: OnDone | None = None
 
     def lacks(self) -> str:
         if self.sending is not None:
@@ -143,12 +145,13 @@ class Round:
     ) -> Callable[[int], None]:
         """Post a receive from ``peer``; returns what releases more chunks of a windowed one."""
         leg = _Leg(peer, step, spec)
+        leg.on_chunks, leg.on_done = on_chunks, on_done
 
         def placed(first: int, count: int) -> None:
             leg.got += count
-            if on_chunks is not None and self.error is None:
+            if leg.on_chunks is not None and self.error is None:
                 try:
-                    on_chunks(first, count)
+                    leg.on_chunks(first, count)
                 except Exception as error:  # the endpoint must not see it: the round reports it to its caller
                     self._fail(error)
 
@@ -158,7 +161,7 @@ class Round:
         )
         self._legs.append(leg)
         self._receives_left += 1
-        receiving.done.add_done_callback(lambda done: self._received(leg, done, on_done))
+        receiving.done.add_done_callback(lambda done: self._received(leg, done))
         return receiving.release
 
     def stage(self, nbytes: int) -> Bytes:
@@ -206,6 +209,11 @@ class Round:
         for memory in self._stages:
             self.pool.give(memory)
         self._stages.clear()
+        # The algorithm's callbacks refer to the round and to the caller's memory: without this, large arrays
+        # would wait for the garbage collector.
+        for leg in self._legs:
+            leg.on_chunks = leg.on_done = None
+        self._legs.clear()
 
     def report(self, nbytes: int) -> Report:
         """What the round did so far."""
@@ -236,12 +244,12 @@ class Round:
 
     # callbacks
 
-    def _received(self, leg: _Leg, done: asyncio.Future[Received], on_done: OnDone | None) -> None:
+    def _received(self, leg: _Leg, done: asyncio.Future[Received]) -> None:
         error = self._outcome(leg, done)
         self._receives_left -= 1
-        if error is None and on_done is not None and self.error is None:
+        if error is None and leg.on_done is not None and self.error is None:
             try:
-                on_done(done.result())
+                leg.on_done(done.result())
             except Exception as caught:  # as in ``placed``
                 error = caught
         if error is not None:

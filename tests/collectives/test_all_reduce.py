@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import itertools
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from dblp.collectives.reduction import DTYPES, Op, narrow_bfloat16, widen_bfloat
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Bounded
-from tests.collectives.worlds import run_memory, total, values
+from tests.collectives.worlds import run_memory, run_network, total, values
 
 WORLD_SIZES = [1, 2, 3, 4, 5, 8]
 ALGORITHMS = ["auto", "direct", "ring", "flat"]
@@ -387,3 +389,44 @@ def test_many_rounds_in_flight(run):
 
     for arrays, i in itertools.product(run(member, 3), range(30)):
         assert (arrays[i] == 3 * i + 3).all()
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_over_a_bad_network(algorithm, seed):
+    """Real endpoints, losses, reordering and duplicates: every element right, the same bits, resends reported."""
+
+    async def member(group):
+        arrays = [values(group.rank, count, "float32") for count in (10, 4000, 90_000)]
+        reports = await asyncio.gather(*(group.all_reduce(array, algorithm=algorithm) for array in arrays))
+        assert all(report.missing_share == 0.0 for report in reports)
+        return arrays, sum(report.chunks_resent for report in reports)
+
+    results = run_network(member, 3, seed=seed, impair="loss(0.1),reorder(0.1,2ms),duplicate(0.05)")
+    for arrays, _ in results:
+        for array in arrays:
+            assert (
+                array.tobytes() == total(values(rank, array.size, "float32") for rank in range(3)).tobytes()
+            )
+    assert sum(resent for _, resent in results) > 0
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.2])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
+def test_arrays_are_let_go_without_the_garbage_collector(algorithm, budget):
+    """Buckets are large and come every few milliseconds: nothing may keep them in a cycle."""
+
+    async def member(group):
+        array = np.zeros(30_000, np.float32)
+        alive = weakref.ref(array)
+        chosen = "direct" if budget else algorithm
+        report = await group.all_reduce(array, algorithm=chosen, policy=Bounded(budget))
+        await asyncio.sleep(1.0)
+        del array
+        return alive() is None, report.missing_share
+
+    gc.disable()
+    try:
+        assert run_network(member, 3) == [(True, 0.0)] * 3
+    finally:
+        gc.enable()
