@@ -248,10 +248,6 @@ class Core:
         for sender in self.senders.values():
             sender.arm_if_blocked(now)
 
-    def may_send(self, now: float) -> bool:
-        """Something is left that ``bursts_to_send`` would yield at once."""
-        return any(sender.could_send(now) for sender in self.senders.values())
-
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""
         at = self.handshake.next_timeout()

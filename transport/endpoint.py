@@ -19,6 +19,8 @@ from dblp.transport.port import Address, Burst, Bytes, Port, Slab
 
 BURSTS_A_TURN = 16
 """Bursts sent before the loop looks at its sockets again: about 0.3 ms of work."""
+BLOCKED_RETRY_S = 1e-3
+"""Distance between looks at the timers while the network does not take what is to be sent."""
 CLOSE_REPEATS = 3
 """CLOSE is not acknowledged: it is said this often, ``CLOSE_GAP_S`` apart."""
 CLOSE_GAP_S = 2e-3
@@ -280,20 +282,24 @@ class Endpoint:
             now = self._now()
             self._busy = True
             try:
-                self._send_some(now)
+                more = self._send_some(now)
             finally:
                 self._busy = False
-            if self._unsent is None and self.core.may_send(now):
+            if more:
                 self._pump_soon()
         self._deliver()
         self._arm()
 
-    def _send_some(self, now: float) -> None:
+    def _send_some(self, now: float) -> bool:
+        """Send up to ``BURSTS_A_TURN`` bursts; True if there may be more that could leave at once."""
+        sent = 0
         for burst in self.core.bursts_to_send(now=now, most=BURSTS_A_TURN):
             if not self.port.send(burst):
                 # The core has counted it as sent: keep it until the network takes it.
                 self._unsent = Burst(burst.data.copy(), burst.segment, burst.path, burst.cls, burst.address)
-                return
+                return False
+            sent += 1
+        return sent >= BURSTS_A_TURN
 
     def _deliver(self) -> None:
         for event in self.core.events():
@@ -307,6 +313,9 @@ class Endpoint:
     def _arm(self) -> None:
         """Keep the one timer no later than the core's next timeout; an early one just re-arms."""
         at = self.core.next_timeout()
+        if self._unsent is not None:
+            # Nothing that is due can leave before the network takes this burst: look again in a moment.
+            at = max(at, self._now() + BLOCKED_RETRY_S)
         if self._timer is not None:
             if self._timer_at <= at:
                 return

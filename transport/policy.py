@@ -49,7 +49,9 @@ class Policy:
                 f"budget={self.budget!r}: a loss budget is a share in [0, 1); 0.1 allows 10 % of a peer's chunks to miss"
             )
         if self.stop is Stop.DEADLINE and not self.stop_after_s > 0.0:
-            raise ConfigError(f"stop_after_s={self.stop_after_s!r}: Stop.DEADLINE needs a time above 0 seconds")
+            raise ConfigError(
+                f"stop_after_s={self.stop_after_s!r}: Stop.DEADLINE needs a time above 0 seconds"
+            )
 
     @property
     def lossy(self) -> bool:
@@ -57,12 +59,12 @@ class Policy:
         return self.budget > 0.0
 
 
-def Exact() -> Policy:  # noqa: N802 - reads as a type beside Bounded
+def Exact() -> Policy:
     """The policy that loses nothing."""
     return Policy()
 
 
-def Bounded(budget: float, *, stop: Stop | str = Stop.STALL, stop_after_s: float = 0.0) -> Policy:  # noqa: N802
+def Bounded(budget: float, *, stop: Stop | str = Stop.STALL, stop_after_s: float = 0.0) -> Policy:
     """A policy whose reduce leg may miss at most ``budget`` of each peer's chunks.
 
     Raises ConfigError if the budget is outside [0, 1) or the stop rule is unknown.

@@ -227,6 +227,7 @@ class PeerSender:
         self._buffer = buffer
         self._ended_below = watermark
         self._turn = 0
+        self._tried_at = 0.0
         self._early_bytes = config.early_bytes
         self._built: deque[Burst] = deque()
         self.bytes_sent = 0
@@ -345,12 +346,6 @@ class PeerSender:
         """Something may be able to leave now."""
         return bool(self.control or self._active or self._built)
 
-    def could_send(self, now: float) -> bool:
-        """``next_burst`` would yield something at once."""
-        if self.control or self._built:
-            return True
-        return bool(self._active) and any(path.next_send_at <= now and path.room() for path in self.paths)
-
     def final_pending(self, message_id: int) -> bool:
         """A FINAL of this message waits to leave or to be acknowledged."""
         queued = any(c.type is Type.FINAL and c.message == message_id for c in self.control)
@@ -372,6 +367,7 @@ class PeerSender:
 
     def next_burst(self, now: float) -> Burst | None:
         """The next burst that may leave now, or None. It counts as sent."""
+        self._tried_at = now
         if self._built:
             return self._built.popleft()
         while self.control:
@@ -640,7 +636,7 @@ class PeerSender:
         at = float("inf")
         for path in self.paths:
             at = min(at, path.probe_at, path.loss_at)
-            if self._active and path.next_send_at > 0 and path.room():
+            if self._active and path.next_send_at > self._tried_at:
                 at = min(at, path.next_send_at)
         return at
 
