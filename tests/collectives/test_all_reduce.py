@@ -417,7 +417,7 @@ def test_arrays_are_let_go_without_the_garbage_collector(algorithm, budget):
     """Buckets are large and come every few milliseconds: nothing may keep them in a cycle."""
 
     async def member(group):
-        array = np.zeros(30_000, np.float32)
+        array = np.zeros(150_000, np.float32)  # more than the window, in exact rounds
         alive = weakref.ref(array)
         chosen = "direct" if budget else algorithm
         report = await group.all_reduce(array, algorithm=chosen, policy=Bounded(budget))
@@ -427,6 +427,6 @@ def test_arrays_are_let_go_without_the_garbage_collector(algorithm, budget):
 
     gc.disable()
     try:
-        assert run_network(member, 3) == [(True, 0.0)] * 3
+        assert run_network(member, 3, window_bytes=65_536) == [(True, 0.0)] * 3
     finally:
         gc.enable()
