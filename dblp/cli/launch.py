@@ -80,7 +80,7 @@ def _launch(job: str, plan_path: Path, folder: Path, ranks: int) -> None:
         shutdown_timeout=_SHUTDOWN_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
     )
-    command = ["-m", "dblp.cli.worker", job, str(plan_path), str(folder)]
+    command = ["-m", "dblp.cli.worker", job, str(plan_path), str(folder), str(os.getpid())]
     try:
         elastic_launch(config, sys.executable)(*command)
     except SignalException as error:

@@ -1,4 +1,4 @@
-"""One worker process of a command: ``python -m dblp.cli.worker JOB PLAN FOLDER``, started by ``launch``.
+"""One worker process of a command: ``python -m dblp.cli.worker JOB PLAN FOLDER PARENT``.
 
 It reports by lines of JSON in a file of its own (``events-RANK.jsonl`` in FOLDER), read by
 the parent as they come.
@@ -30,10 +30,10 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Run the job of the command line; an exception is left in torchelastic's error file for the parent."""
-    _die_with_parent()
+    job, plan_path, folder, parent = sys.argv[1:5]
+    _die_with_parent(int(parent))
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    job, plan_path, folder = sys.argv[1:4]
     record(_run)(job, Path(plan_path), Path(folder))
 
 
@@ -55,16 +55,15 @@ def _run(job: str, plan_path: Path, folder: Path) -> None:
         importlib.import_module(JOBS[job]).work(plan, emit)
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """End at once on Ctrl-C and when the parent is gone, wherever this process is, in C++ too.
 
     A Python handler would run only when the main thread is back in the interpreter, not while it waits in a
     collective.
     """
-    parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the prctl
+    if os.getppid() != parent:  # it died before this process came so far
         os._exit(1)
 
 

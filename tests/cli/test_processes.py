@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dblp.cli.launch import WorkerError, run_workers
-
 pytestmark = pytest.mark.processes
 COMMAND = [sys.executable, "-m", "dblp.cli.main"]
 RUN_SECONDS = 240
@@ -107,31 +105,33 @@ def test_a_tiny_benchmark(tmp_path):
             assert 0 < record[f"{name}_p50_s"] <= record[f"{name}_p99_s"]
 
 
-def test_a_workers_error_is_told_and_the_exit_code_is_1(tmp_path):
+RAISES = """
+import dblp.cli.train.plan as plan
+def fail(values):
+    raise ValueError("sabotaged")
+plan.TrainPlan.from_json = fail
+"""
+DIES = """
+import signal, sys
+print("sabotaged", file=sys.stderr, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "words"),
+    [(RAISES, "ValueError: sabotaged"), (DIES, "killed by SIGKILL\nsabotaged")],
+    ids=["raises", "dies"],
+)
+def test_a_workers_end_is_told_and_the_exit_code_is_1(tmp_path, sabotage, words):
+    body = "".join(f"    {line}\n" for line in sabotage.strip().splitlines())
+    (tmp_path / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n{body}")
     done = dblp(
-        "train", "--arms", "gloo", "--ranks", 2, "--epochs", 1, "--figure", tmp_path / "train.png",
-        cwd=tmp_path, env={**os.environ, "GLOO_SOCKET_IFNAME": "", "PYTHONPATH": str(_sabotage(tmp_path))},
+        "train", "--arms", "gloo", "--ranks", 2, "--epochs", 1,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert "rank 1 of 2 failed: ValueError: sabotaged" in done.stderr
-
-
-def _sabotage(folder):
-    """A sitecustomize that makes one worker fail within its job."""
-    (folder / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    import dblp.cli.train.plan as plan\n"
-        "    def fail(values):\n"
-        "        raise ValueError('sabotaged')\n"
-        "    plan.TrainPlan.from_json = fail\n"
-    )
-    return folder
-
-
-def test_a_worker_that_dies_without_a_word_is_named():
-    with pytest.raises(WorkerError, match=r"rank 0 of 1 failed: .*no-such-job"):
-        run_workers("no-such-job", {}, ranks=1, on_event=lambda rank, event: None)
+    assert f"rank 1 of 2 failed: {words}" in done.stderr
 
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["process group", "parent only"])

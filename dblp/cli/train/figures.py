@@ -55,6 +55,7 @@ def _draw_curves(axes: Any, outcomes: Sequence[Outcome]) -> None:
         _draw_band(axes, arm, np.stack([outcome.losses for outcome in of_arm]))
     axes.set(title="Training loss", xlabel="epoch", yscale="log")
     axes.legend()
+    _plain_numbers(axes.yaxis)
 
 
 def _draw_accuracy(axes: Any, outcomes: Sequence[Outcome]) -> None:
@@ -85,6 +86,13 @@ def _draw_times(axes: Any, outcomes: Sequence[Outcome]) -> None:
         title="All-reduce: share of rounds slower than t (%)", xlabel="t (ms)", xscale="log", yscale="log"
     )
     axes.set_ylim(None, 130)
+    _plain_numbers(axes.xaxis, axes.yaxis)
+
+
+def _plain_numbers(*log_axes: Any) -> None:
+    """Write 0.1, 1, 10 rather than powers."""
+    for axis in log_axes:
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _by_arm(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
