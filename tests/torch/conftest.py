@@ -18,6 +18,8 @@ class Ranks:
         self._process = subprocess.Popen(
             [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     def __call__(self, scenario, world_size, *, timeout_s=60, killed=(), **options):
         """Run it; every rank must exit with 0, those in ``killed`` by SIGKILL. Returns the ranks' outputs."""
@@ -29,17 +31,17 @@ class Ranks:
                 "folder": folder,
                 "options": options,
             }
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            answer = json.loads(self._process.stdout.readline())
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+            answer = json.loads(self._answers.readline())
         expected = [-9 if rank in killed else 0 for rank in range(world_size)]
         report = "\n".join(f"--- rank {rank}\n{text}" for rank, text in enumerate(answer["outputs"]))
         assert answer["codes"] == expected, f"exit codes {answer['codes']}\n{report}"
         return answer["outputs"]
 
     def close(self):
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._requests.close()
+        self._answers.close()
         self._process.wait(10)
 
 

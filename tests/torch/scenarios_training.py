@@ -1,5 +1,8 @@
 """Scenarios: DistributedDataParallel over the backend, exact and bounded."""
 
+# mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
+# torch.distributed's stubs miss names that it exports, and call every group and work optional.
+
 from datetime import timedelta
 
 import torch
@@ -21,12 +24,12 @@ def _init(rank, world_size, folder, **config):
     )
 
 
-def _model(**options):
+def _model(dtype=torch.float32, **options):
     torch.manual_seed(1)  # but DDP broadcasts rank 0's parameters all the same
     model = torch.nn.Sequential(
         torch.nn.Linear(20, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 5)
     )
-    return DistributedDataParallel(model, bucket_cap_mb=0.01, **options)
+    return DistributedDataParallel(model.to(dtype), bucket_cap_mb=0.01, **options)
 
 
 def _train(model, rank, steps=3, dtype=torch.float32):
@@ -92,10 +95,10 @@ def attached(rank, world_size, folder):
     attachment = attach(model, Exact())
     _train(model, rank)
     torch.testing.assert_close(_flat(model), expected, rtol=1e-4, atol=1e-5)
-    assert attachment.summary.rounds == len(attachment.reports) > 3
+    assert attachment.summary.rounds == len(attachment.reports) >= 3
     assert attachment.summary.missing_chunks == 0 and attachment.summary.missing_share == 0.0
     for dtype in (torch.float32, torch.bfloat16):
-        model = _model().to(dtype)
+        model = _model(dtype)
         attachment = attach(model, Bounded(0.1), history=2)
         _train(model, rank, dtype=dtype)
         _assert_replicas_identical(model)

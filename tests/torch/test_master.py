@@ -45,12 +45,18 @@ def hello(record, nonce=b"n" * 16, cookie=b"", **changes):
     return pack_datagram({**table, **changes}, HELLO_BYTES)
 
 
+def read(data):
+    table = unpack_datagram(data)
+    assert table is not None
+    return table
+
+
 def ask(server, record, *, source=PEER, nonce=b"n" * 16, now=0.0, **changes):
     """HELLO, take the cookie, HELLO again; the map of the second answer."""
-    first = unpack_datagram(server.handle(hello(record, nonce, **changes), source, now=now))
+    first = read(server.handle(hello(record, nonce, **changes), source, now=now))
     assert first["type"] == "cookie"
     answer = server.handle(hello(record, nonce, first["cookie"], **changes), source, now=now)
-    return unpack_datagram(answer)
+    return read(answer)
 
 
 def test_a_rank_is_welcomed_with_the_roster_once_all_are_there():
@@ -69,7 +75,7 @@ def test_nothing_is_kept_and_little_is_sent_before_the_address_is_proved():
     for port in range(200):
         data = hello(member(1))
         answer = server.handle(data, Address("10.9.9.9", port), now=0.0)
-        assert unpack_datagram(answer)["type"] == "cookie"
+        assert read(answer)["type"] == "cookie"
         assert len(answer) < len(data)
     assert server.absent == {1}
     assert server._others == {}
@@ -77,13 +83,11 @@ def test_nothing_is_kept_and_little_is_sent_before_the_address_is_proved():
 
 def test_a_cookie_is_bound_to_address_and_time():
     server = registrar()
-    cookie = unpack_datagram(server.handle(hello(member(1)), PEER, now=0.0))["cookie"]
+    cookie = read(server.handle(hello(member(1)), PEER, now=0.0))["cookie"]
     for source, now in [(Address("10.0.0.2", 5001), 0.0), (PEER, 180.0)]:
         answer = server.handle(hello(member(1), cookie=cookie), source, now=now)
-        assert unpack_datagram(answer)["type"] == "cookie"
-    assert (
-        unpack_datagram(server.handle(hello(member(1), cookie=cookie), PEER, now=70.0))["type"] == "welcome"
-    )
+        assert read(answer)["type"] == "cookie"
+    assert read(server.handle(hello(member(1), cookie=cookie), PEER, now=70.0))["type"] == "welcome"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_every_answer_is_shorter_than_the_hello():
     for rank in range(1, 200):
         source, nonce = Address("10.0.0.7", rank), rank.to_bytes(16, "big")
         record = member(rank, 200)
-        first = unpack_datagram(server.handle(hello(record, nonce), source, now=0.0))
+        first = read(server.handle(hello(record, nonce), source, now=0.0))
         data = hello(record, nonce, first["cookie"])
         assert len(server.handle(data, source, now=0.0)) < len(data)
     assert server.roster is not None
@@ -253,7 +257,7 @@ def test_absent_ranks_are_named_on_both_sides():
             server.join(local(0, 3)), client.join(local(1, 3)), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [DeadlineError, DeadlineError]
-        assert [outcome.ranks for outcome in outcomes] == [(2,), (2,)]
+        assert [getattr(outcome, "ranks", ()) for outcome in outcomes] == [(2,), (2,)]
         server.close()
 
     asyncio.run(run())

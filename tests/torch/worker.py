@@ -24,6 +24,7 @@ def load_scenarios():
     found = {}
     for path in sorted(HERE.glob("scenarios_*.py")):
         spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         found.update({name: value for name, value in vars(module).items() if callable(value)})
@@ -56,7 +57,8 @@ def output_file(request, rank):
 
 def wait(pids, timeout_s):
     """Exit codes in the order of ``pids`` (negative: signal); whoever is late is killed."""
-    codes, deadline = {}, time.monotonic() + timeout_s
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + timeout_s
     while len(codes) < len(pids):
         for pid in [pid for pid in pids if pid not in codes]:
             done, status = os.waitpid(pid, os.WNOHANG)
