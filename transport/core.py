@@ -231,6 +231,8 @@ class Core:
 
     def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst]:
         """Bursts that may leave now, at most ``most``, peers in turn. Each is valid until the next is asked for."""
+        for sender in self.senders.values():
+            yield from self._rest_of_train(sender)
         for reply in self._take_replies():
             yield self._reply_burst(reply, now)
         self._queue_feedback(now)
@@ -245,8 +247,14 @@ class Core:
             idle = 0
             most -= 1
             yield burst
+            yield from self._rest_of_train(sender)
         for sender in self.senders.values():
             sender.arm_if_blocked(now)
+
+    def _rest_of_train(self, sender: PeerSender) -> Iterator[Burst]:
+        """All senders share one buffer: a train must have left before the next burst is built."""
+        while sender.built:
+            yield sender.built.popleft()
 
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""
@@ -390,7 +398,7 @@ class Core:
         if not receiver.on_control(slab, header, payload, now):
             return
         if type_ == Type.OPEN:
-            self._on_open(peer, receiver, header[8])
+            self._on_open(peer, receiver, header[8], now)
         elif type_ == Type.FINAL:
             final = wire.decode_final(payload)
             if final is not None:
@@ -400,7 +408,7 @@ class Core:
         elif type_ == Type.CLOSE:
             self._on_close(peer)
 
-    def _on_open(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
+    def _on_open(self, peer: int, receiver: PeerReceiver, message_id: int, now: float) -> None:
         message = receiver.messages.get(message_id)
         opened = message.opened if message is not None else None
         if opened is None:
@@ -414,6 +422,8 @@ class Core:
         self._compare(round_, peer, opened)
         if message is not None and message.posted and not message.closed:
             self._compare_spec(peer, message)
+        if message is not None and self.failed is None:
+            receiver.check(message, now)
 
     def _on_abort(self, peer: int, payload: bytes) -> None:
         self.gone.add(peer)
@@ -506,9 +516,8 @@ class Core:
             for index, path in enumerate(receiver.paths):
                 if receiver.feedback_due(path, window, now):
                     grants = self._grants(receiver)
-                    payload = receiver.take_feedback(path, window, grants, now)
-                    control = Control(Type.FEEDBACK, 0, payload, path=index)
-                    self.senders[peer].queue_control(control)
+                    for payload in receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now):
+                        self.senders[peer].queue_control(Control(Type.FEEDBACK, 0, payload, path=index))
 
     def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
         grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]

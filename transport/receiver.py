@@ -91,9 +91,9 @@ class ReceiveSpace:
         self.masks = kept + array("Q", bytes(8 * (self._CAPACITY - len(kept))))
         self.origin = start
 
-    def report(self, cls: int) -> wire.Space:
-        """The window of masks up to the highest burst."""
-        base = max(self.origin, self.highest - wire.MASK_WINDOW + 1, 0)
+    def report(self, cls: int, most: int) -> wire.Space:
+        """The window of masks up to the highest burst, at most ``most`` of them."""
+        base = max(self.origin, self.highest - min(most, wire.MASK_WINDOW) + 1, 0)
         masks = self.masks[base - self.origin : self.highest - self.origin + 1]
         return wire.Space(cls, base & 0xFFFFFFFF, len(masks), int.from_bytes(masks.tobytes(), "little"))
 
@@ -398,7 +398,6 @@ class PeerReceiver:
         if message.opened is None:
             message.opened = opened
             message.opened_at = now
-            self._finish_if_complete(message, now)
         return True
 
     def _on_end(self, message_id: int, now: float) -> None:
@@ -470,22 +469,40 @@ class PeerReceiver:
         )
 
     def take_feedback(
-        self, path: ReceivePath, window_bytes: int, grants: tuple[tuple[int, int], ...], now: float
-    ) -> bytes:
-        """The feedback of a path; what was owed is settled."""
-        spaces = tuple(
-            space.report(cls)
-            for cls, space in enumerate(path.spaces)
-            if space.changed or (path.asked and space.highest >= 0)
-        )
-        for space in path.spaces:
-            space.changed = False
+        self,
+        path: ReceivePath,
+        window_bytes: int,
+        grants: tuple[tuple[int, int], ...],
+        most_bytes: int,
+        now: float,
+    ) -> list[bytes]:
+        """The feedback of a path, in payloads of at most ``most_bytes``; what was owed is settled."""
         held = max(0, int((now - path.echo_at) * 1e6))
-        feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces)
+        payloads = []
+        for spaces in self._fitting(path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)):
+            feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces)
+            payloads.append(wire.encode_feedback(feedback))
         path.unreported_bytes = 0
         path.due_at = float("inf")
         path.asked = False
-        return wire.encode_feedback(feedback)
+        return payloads
+
+    def _fitting(self, path: ReceivePath, room: int) -> list[tuple[wire.Space, ...]]:
+        """Reports of the classes that have news, in groups that fit into ``room`` bytes; one group at least."""
+        groups: list[list[wire.Space]] = [[]]
+        left = room
+        for cls, space in enumerate(path.spaces):
+            if space.highest < 0 or not (space.changed or path.asked):
+                continue
+            space.changed = False
+            report = space.report(cls, (room - wire.SPACE_BYTES) // 8)
+            size = wire.SPACE_BYTES + 8 * report.count
+            if size > left and groups[-1]:
+                groups.append([])
+                left = room
+            groups[-1].append(report)
+            left -= size
+        return [tuple(group) for group in groups]
 
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""

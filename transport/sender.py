@@ -229,7 +229,7 @@ class PeerSender:
         self._turn = 0
         self._tried_at = 0.0
         self._early_bytes = config.early_bytes
-        self._built: deque[Burst] = deque()
+        self.built: deque[Burst] = deque()  # the rest of a train: it lies in the shared buffer, so it leaves first
         self.bytes_sent = 0
         self.datagrams_sent = 0
 
@@ -344,7 +344,7 @@ class PeerSender:
 
     def has_work(self) -> bool:
         """Something may be able to leave now."""
-        return bool(self.control or self._active or self._built)
+        return bool(self.control or self._active or self.built)
 
     def final_pending(self, message_id: int) -> bool:
         """A FINAL of this message waits to leave or to be acknowledged."""
@@ -368,8 +368,8 @@ class PeerSender:
     def next_burst(self, now: float) -> Burst | None:
         """The next burst that may leave now, or None. It counts as sent."""
         self._tried_at = now
-        if self._built:
-            return self._built.popleft()
+        if self.built:
+            return self.built.popleft()
         while self.control:
             control = self.control.popleft()
             if not control.dropped:
@@ -444,7 +444,7 @@ class PeerSender:
     def _train(
         self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
     ) -> Burst:
-        """Several full bursts, built together; the first is returned, the others wait in ``_built``."""
+        """Several full bursts, built together; the first is returned, the others wait in ``built``."""
         buffer, spec = self._buffer, message.spec
         first, seq = message.take_bursts(bursts), space.next_seq
         self._stamp(message, path, message.per_burst, seq, ask, now)
@@ -454,7 +454,7 @@ class PeerSender:
         self._note_sent(message, path, True)
         stride, data, pointer, cls = spec.chunk_bytes + HEADER_BYTES, buffer.data, buffer.pointer, message.cls
         for at in range(TRAIN_SPACING, bursts * TRAIN_SPACING, TRAIN_SPACING):
-            self._built.append(
+            self.built.append(
                 Burst(data[at : at + size], stride, path.path, cls, path.address, pointer + at)
             )
         return Burst(data[:size], stride, path.path, cls, path.address, pointer)

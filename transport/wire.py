@@ -240,8 +240,11 @@ class Feedback(NamedTuple):
 _FEEDBACK = struct.Struct("<IIIBBB")
 _GRANT = struct.Struct("<QI")
 _SPACE = struct.Struct("<BBI")
-MAX_GRANTS = 24
-"""Grants in one feedback, so that it fits the smallest datagram with a full window of masks."""
+FEEDBACK_BYTES, GRANT_BYTES, SPACE_BYTES = _FEEDBACK.size, _GRANT.size, _SPACE.size
+"""Sizes of FEEDBACK's fixed part, of a grant and of a class's report less its masks (8 bytes each)."""
+MAX_GRANTS = 16
+"""Grants in one feedback: with a class's whole window of masks they fit a datagram for an MTU of 1500, with 20 masks the
+smallest datagram (512 bytes)."""
 
 
 def encode_feedback(feedback: Feedback) -> bytes:
