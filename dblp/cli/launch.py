@@ -97,11 +97,8 @@ def _interruption(signum: int) -> BaseException:
 
 def _describe(failure: Any, folder: Path, rank: int) -> str:
     """What a worker died of: its exception, or the signal or exit code and the last lines that it wrote."""
-    data = failure.error_file_data
-    if data:
-        message = data["message"]
-        if not isinstance(message, dict):
-            return str(message)
+    message = failure.error_file_data.get("message")
+    if isinstance(message, dict):  # else it wrote no error file
         trace = str(message.get("extraInfo", {}).get("py_callstack", "")).rstrip()
         return _ours(message["message"]) or f"{message['message']}\n{trace}"
     cause = (
