@@ -29,6 +29,8 @@ MAX_EVENTS = 50_000_000
 """Default limit of callbacks: minutes of real time."""
 MAX_EVENTS_AT_ONCE = 1_000_000
 """Callbacks at one instant: more are a loop that waits for time to pass without letting it (``sleep(0)``)."""
+MAX_EVENTS_AT_CLOSE = 100_000
+"""Callbacks that cancelled tasks may take to end."""
 SHOWN_TASKS = 20
 """Pending tasks that an error lists before it only counts them."""
 SHOWN_CALLS = 4
@@ -246,7 +248,7 @@ def _cancel_all(loop: VirtualLoop) -> None:
     for task in tasks:
         task.cancel()
     loop.until_s = float("inf")
-    loop.max_events = loop.events + MAX_EVENTS_AT_ONCE
+    loop.max_events = loop.events + MAX_EVENTS_AT_CLOSE
     try:
         if tasks:
             loop.run_until_complete(_settle(tasks))
