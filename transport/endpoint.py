@@ -17,8 +17,8 @@ from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounter
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes, Port, Slab
 
-BURSTS_A_TURN = 16
-"""Bursts sent before the loop looks at its sockets again: about 0.3 ms of work."""
+TRAINS_A_TURN = 4
+"""Trains (or single bursts) sent before the loop looks at its sockets again: about 0.3 ms of work, 1 MiB."""
 BLOCKED_RETRY_S = 1e-3
 """Distance between looks at the timers while the network does not take what is to be sent."""
 CLOSE_REPEATS = 3
@@ -279,10 +279,9 @@ class Endpoint:
         if self._closed:
             return
         if self._unsent is None:
-            now = self._now()
             self._busy = True
             try:
-                more = self._send_some(now)
+                more = self._send_some()
             finally:
                 self._busy = False
             if more:
@@ -290,16 +289,22 @@ class Endpoint:
         self._deliver()
         self._arm()
 
-    def _send_some(self, now: float) -> bool:
-        """Send up to ``BURSTS_A_TURN`` bursts; True if there may be more that could leave at once."""
-        sent = 0
-        for burst in self.core.bursts_to_send(now=now, most=BURSTS_A_TURN):
-            if not self.port.send(burst):
-                # The core has counted it as sent: keep it until the network takes it.
-                self._unsent = Burst(burst.data.copy(), burst.segment, burst.path, burst.cls, burst.address)
+    def _send_some(self) -> bool:
+        """Send up to ``TRAINS_A_TURN`` trains; True if there may be more that could leave at once.
+
+        Each gets its own time stamp: what lies between the stamp and the system call is taken for the network's delay.
+        """
+        for _ in range(TRAINS_A_TURN):
+            sent = 0
+            for burst in self.core.bursts_to_send(now=self._now(), most=1):
+                if not self.port.send(burst):
+                    # The core has counted it as sent: keep it until the network takes it.
+                    self._unsent = Burst(burst.data.copy(), burst.segment, burst.path, burst.cls, burst.address)
+                    return False
+                sent += 1
+            if not sent:
                 return False
-            sent += 1
-        return sent >= BURSTS_A_TURN
+        return True
 
     def _deliver(self) -> None:
         for event in self.core.events():
