@@ -62,7 +62,8 @@ class ImpairedPort:
         self._held_bytes = 0
         self._late: list[_Late] = []  # a heap
         self._order = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0  # uvloop returns a handle without a time if that has passed
         self._blocked = False  # the inner port said so and has not called back yet
         self._stuck: deque[Burst] = deque()  # the rest of what was on its way when it did
         self._refused = False  # our caller waits for on_writable
@@ -121,17 +122,18 @@ class ImpairedPort:
     def _arm(self) -> None:
         """Keep one timer, for the earliest late datagram."""
         if self._timer is not None:
-            if self._late and self._timer.when() <= self._late[0].at:
+            if self._late and self._timer_at <= self._late[0].at:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._late[0].at, self._on_timer) if self._late else None
+            self._timer = None
+        if self._late:
+            self._timer_at = self._late[0].at
+            self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _on_timer(self) -> None:
-        assert self._timer is not None
-        # Loops with coarse timers call early, by half a millisecond; to wait for the rest would spin.
-        due = max(self._now(), self._timer.when())
         self._timer = None
-        self._send_due(due)
+        # Loops with coarse timers call early, by half a millisecond; to wait for the rest would spin.
+        self._send_due(max(self._now(), self._timer_at))
 
     def _send_due(self, now: float) -> None:
         """Send all that is due, in the order of its time; while the inner port blocks it stays."""

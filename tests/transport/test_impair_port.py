@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,9 +52,6 @@ class Timer:
         self.at = at
         self.callback = callback
         self.over = False
-
-    def when(self) -> float:
-        return self.at
 
     def cancel(self) -> None:
         self.over = True
@@ -351,3 +350,32 @@ def test_a_seed_repeats(text):
         return [(at, raw) for at, _, raw in rig.wire.sent]
 
     assert run() == run()
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("text", ["delay(3ms)", "rate(50mbit,queue=1MB)", "jitter(2ms),delay(1ms)"])
+def test_real_loops_deliver_everything_and_nothing_early(factory, text):
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        clock = Clock()
+        wire = Wire(clock)
+        impairer = Impairer(parse_impair(text), np.random.default_rng(1))
+        port = ImpairedPort(wire, impairer, loop)
+        port.open(lambda slabs: None, lambda: None)
+        began = time.monotonic()
+        for _ in range(5):
+            port.send(Burst(np.zeros(20 * 1000, np.uint8), 1000, 0, 0, THERE))
+            await asyncio.sleep(0.001)
+        while sum(burst.count for _, burst, _ in wire.sent) < 100:
+            await asyncio.sleep(0.001)
+        # 100 datagrams take 16 ms at 50 Mb/s; timers may fire half a millisecond early.
+        least = {"delay(3ms)": 0.003, "rate(50mbit,queue=1MB)": 0.016}.get(text, 0.0)
+        assert time.monotonic() - began >= least - 0.001
+        assert impairer.counters.total_lost == 0
+        port.close()
+
+    loop = factory()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
