@@ -219,8 +219,8 @@ class Core:
         while index < len(batch):
             slab = batch[index]
             if slab.count > 1 and slab.last == slab.size:
-                bursts = self._train_at(batch, index)
-                if bursts > 1 and self._on_train(batch[index : index + bursts], now):
+                bursts = self._on_train(batch[index : index + self._train_at(batch, index)], now)
+                if bursts:
                     index += bursts
                     continue
             at = 0
@@ -303,8 +303,8 @@ class Core:
             at += 1
         return at - index
 
-    def _on_train(self, slabs: Sequence[Slab], now: float) -> bool:
-        """Several super-packets as one train; False if they are not, with nothing done."""
+    def _on_train(self, slabs: Sequence[Slab], now: float) -> int:
+        """Take as many of these super-packets as form one train; returns how many, 0 with nothing done."""
         slab = slabs[0]
         header = wire.decode_header_from(slab.arena.data, slab.offset)
         receiver = self.receivers.get(header[6])
@@ -317,13 +317,15 @@ class Core:
             or header[2] & ~(wire.ASK | wire.CLASS_MASK)
             or (header[6], header[3]) not in self.handshake.proved
         ):
-            return False
-        if not receiver.on_train(slabs, slabs[1].offset - slab.offset, header, now):
-            return False
+            return 0
+        spacing = slabs[1].offset - slab.offset if len(slabs) > 1 else slab.size
+        bursts = receiver.on_train(slabs, spacing, header, now)
+        if not bursts:
+            return 0
         receiver.heard_at = now
         if header[12]:
             receiver.on_watermark(header[8] >> 48, header[12])
-        return True
+        return bursts
 
     def _on_group(self, slab: Slab, at: int, now: float) -> int:
         """Handle datagram ``at`` of a slab and as many that follow as belong to it; returns how many."""

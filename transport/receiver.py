@@ -134,6 +134,8 @@ class PeerReceiver:
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
         self._expected_train = np.zeros((TRAIN_SLABS, wire.BURST_DATAGRAMS, 6), np.uint64)
+        self._train_bytes = self._expected_train.view(np.uint8)
+        self._train_words = self._expected_train.view(np.uint32)
         self._expected = self._expected_train[0]
         self._expected_bytes = self._expected.view(np.uint8)
         self._expected_words = self._expected.view(np.uint32)
@@ -141,51 +143,56 @@ class PeerReceiver:
 
     # --- data
 
-    def on_train(self, slabs: Sequence[Slab], spacing: int, header: tuple[int, ...], now: float) -> bool:
-        """Super-packets of equal shape, ``spacing`` bytes apart in one arena, of which the first starts with ``header``. If they
-        are consecutive intact bursts of a message that is awaited, all are placed at once; else False, nothing done."""
+    def on_train(self, slabs: Sequence[Slab], spacing: int, header: tuple[int, ...], now: float) -> int:
+        """Super-packets of equal shape, ``spacing`` bytes apart in one arena, of which the first starts with ``header``. As many
+        of them as are consecutive intact bursts of a message that is awaited are placed at once; returns how many."""
         slab = slabs[0]
-        bursts, count, payload = len(slabs), slab.count, slab.size - HEADER_BYTES
+        count, payload = slab.count, slab.size - HEADER_BYTES
         message_id, seq, first = header[8], header[10], header[13]
         message = self.messages.get(message_id)
-        total = bursts * count
-        if (
-            message is None
-            or message.sink is None
-            or first < message.high
-            or message.spec.chunk_bytes != payload  # type: ignore[union-attr]
-            or first + total > len(message.have)
-            or (first + total == len(message.have) and message.spec.nbytes % payload)  # type: ignore[union-attr]
-            or header[4] != count
-            or header[5]
-        ):
-            return False
+        if message is None or message.sink is None or first < message.high or header[4] != count or header[5]:
+            return 0
+        spec = message.spec
+        assert spec is not None
+        bursts = min(len(slabs), (spec.nbytes // payload - first) // count)
+        if bursts < 1 or spec.chunk_bytes != payload:
+            return 0
         rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, slab.offset, (spacing, slab.size, 8))
-        if not self._intact_train(rows, first, seq):
-            return False
-        sink = message.sink
-        chunk_rows = np.ndarray(
-            (bursts, count, message.per_chunk), sink.dtype, slab.arena, slab.offset + HEADER_BYTES,
-            (spacing, slab.size, message.width),
-        )  # fmt: skip
-        message.accept_train(first, chunk_rows)
+        bursts = self._intact_bursts(rows, first, seq)
+        if not bursts:
+            return 0
+        shape, strides = (bursts, count, message.per_chunk), (spacing, slab.size, message.width)
+        sink_dtype = message.sink.dtype
+        message.accept_train(
+            first, np.ndarray(shape, sink_dtype, slab.arena, slab.offset + HEADER_BYTES, strides)
+        )
         message.last_useful = now
-        self.chunks_received += total
+        self.chunks_received += bursts * count
         self._finish_if_complete(message, now)
-        self._mark_bursts(slabs[-1], header, seq, bursts, (1 << count) - 1, total * slab.size)
-        return True
+        last = slabs[bursts - 1]
+        if bursts > 1:
+            header = wire.decode_header_from(last.arena.data, last.offset)  # it was stamped last
+        self._mark_bursts(last, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size)
+        return bursts
 
-    def _intact_train(self, rows: npt.NDArray[np.uint64], first: int, seq: int) -> bool:
-        """The headers (bursts, count, 6) are those of consecutive bursts of consecutive chunks."""
+    def _intact_bursts(self, rows: npt.NDArray[np.uint64], first: int, seq: int) -> int:
+        """How many of the headers (bursts, count, 6) are those of consecutive bursts of consecutive chunks."""
         bursts, count = rows.shape[:2]
         expected = self._expected_train[:bursts, :count]
+        words = self._train_words[:bursts, :count]
         expected[:] = rows[0, 0]
-        words = expected.view(np.uint32)
-        expected.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
-        words[..., 7] = (np.arange(seq, seq + bursts) & 0xFFFFFFFF).astype(np.uint32).byteswap()[:, None]
+        expected[..., 4] = rows[..., 4]  # send time and watermark may differ from train to train
+        self._train_bytes[:bursts, :count, 5] = wire.POSITIONS[:count]
+        if bursts > 1:
+            numbers = np.arange(seq, seq + bursts, dtype=np.int64).astype(np.uint32).byteswap()
+            words[..., 7] = numbers[:, None]
         stop = first + bursts * count
         words[..., 10] = wire.wire_indices(stop)[first:stop].reshape(bursts, count)
-        return bool((rows == expected).all())
+        same = rows == expected
+        if same.all():
+            return bursts
+        prefix: int = same.all(axis=(1, 2)).argmin()
+        return int(prefix)
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as
