@@ -7,9 +7,10 @@ call order.
 The switch interval. CPython lets a waiting thread ask for the interpreter lock only after
 ``sys.getswitchinterval()``, 5 ms by default: with a busy pure-Python main thread every wake-up of the engine
 would cost 5 ms. While an engine is alive the interval is lowered to ``switch_interval_s`` (50 us by default,
-for the whole process) and restored when the last group has gone. Changing it within a batch instead was
-considered and is wrong: the evicted main thread reads the interval the moment it loses the lock, before the
-engine could raise it, and the engine, thrown out once, would itself wait the long interval.
+for the whole process) and restored when the last group has gone. Raising it while the engine works on a batch
+and lowering it before the engine waits was tried and does not help (``tests/benchmarks/switch_interval.py``):
+the evicted main thread reads the interval the moment it loses the lock, before the engine can raise it, and
+the engine, thrown out all the same, would itself wait the long interval.
 
 Processes. A forked child has no engine thread; there every call on a group of its parent raises ClosedError,
 and new groups get a new engine.
@@ -113,6 +114,10 @@ class Engine:
             self._loop.call_soon_threadsafe(self._begin_stop)
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_SECONDS + 1.0)
+
+    def forget(self) -> None:
+        """In a forked child: undo what the parent's engine set in this process."""
+        self._interval.restore()
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -283,6 +288,8 @@ def release_engine(engine: Engine) -> None:
 def _after_fork() -> None:
     # The lock may have been held by a thread that does not exist in the child.
     _shared.lock = threading.Lock()
+    if _shared.engine is not None:
+        _shared.engine.forget()
     _shared.engine = None
     _shared.users = 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -180,6 +181,10 @@ class _Completer:
     another."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew; in a forked child, which has none of the threads."""
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
@@ -227,4 +232,5 @@ class _Completer:
 
 completer = _Completer()
 """The process's completion threads."""
+os.register_at_fork(after_in_child=completer.reset)
 at_exit(completer.close)  # after the engine: what a callback still waits for has then ended
