@@ -5,7 +5,7 @@ Four verbs: ``receive_burst(batch, now=)``, ``bursts_to_send(now=)``, ``next_tim
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from dblp.transport.incoming import Incoming
 from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.transport.receiver import TRAIN_SLABS, Drop, PeerReceiver
+from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, TRAIN_SLABS, Drop, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook
 from dblp.transport.sender import Control, PeerSender
 from dblp.transport.wire import Type
@@ -74,8 +74,10 @@ class Core:
         self._posted: dict[int, list[tuple[int, Incoming]]] = {}
         self._replies: list[Reply] = []
         self._buffer = BurstBuffer()
+        self._built: deque[Burst] = deque()
         self._turn = 0
         window = max(self._credit_bytes // max(1, world_size - 1), 4096)
+        self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
         identity = Identity(
             rank=rank, world_size=world_size, generation=generation, paths=config.paths, datagram_bytes=datagram_bytes,
             window_bytes=window,
@@ -88,12 +90,13 @@ class Core:
             if peer != rank:
                 self.senders[peer] = PeerSender(
                     rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
-                    buffer=self._buffer, watermark=self.rounds.watermark,
+                    buffer=self._buffer, built=self._built, watermark=self.rounds.watermark,
                 )  # fmt: skip
                 self.receivers[peer] = PeerReceiver(
                     paths=config.paths, config=config, drops=self.drops, round_over=self.rounds.over
                 )
-        self._order = list(self.senders)
+        self._order = list(self.senders.values())
+        self._pairs = [(peer, self.senders[peer], self.receivers[peer]) for peer in self.senders]
 
     # --- what the collectives ask for
 
@@ -230,45 +233,45 @@ class Core:
         self._after_receive(now)
 
     def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst]:
-        """Bursts that may leave now, at most ``most``, peers in turn. Each is valid until the next is asked for."""
-        for sender in self.senders.values():
-            yield from self._rest_of_train(sender)
-        for reply in self._take_replies():
-            yield self._reply_burst(reply, now)
+        """Bursts that may leave now: up to ``most`` trains or single bursts, peers in turn. Each is valid until the next is
+        asked for."""
+        built = self._built
+        while built:  # all senders share one buffer: a train leaves whole before the next burst is built
+            yield built.popleft()
+        if self._replies:
+            for reply in self._take_replies():
+                yield self._reply_burst(reply, now)
         self._queue_feedback(now)
+        order, peers = self._order, len(self._order)
         idle = 0
-        while most > 0 and idle < len(self._order):
-            sender = self.senders[self._order[self._turn]]
-            self._turn = (self._turn + 1) % len(self._order)
-            burst = sender.next_burst(now) if sender.has_work() else None
+        while most > 0 and idle < peers:
+            turn = self._turn
+            self._turn = turn + 1 if turn + 1 < peers else 0
+            sender = order[turn]
+            burst = sender.next_burst(now) if sender.control or sender.active else None
             if burst is None:
+                sender.arm_if_blocked(now)
                 idle += 1
                 continue
             idle = 0
             most -= 1
             yield burst
-            yield from self._rest_of_train(sender)
-        for sender in self.senders.values():
-            sender.arm_if_blocked(now)
-
-    def _rest_of_train(self, sender: PeerSender) -> Iterator[Burst]:
-        """All senders share one buffer: a train must have left before the next burst is built."""
-        while sender.built:
-            yield sender.built.popleft()
+            while built:
+                yield built.popleft()
 
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""
         at = self.handshake.next_timeout()
-        for peer in self._order:
-            at = min(at, self.senders[peer].next_timeout(), self.receivers[peer].next_timeout())
+        for _, sender, receiver in self._pairs:
+            at = min(at, sender.next_timeout(), receiver.next_timeout())
         return at
 
     def on_timer(self, *, now: float) -> None:
         """Timeouts, stop rules, retransmissions and feedback that are due."""
         self._replies += self.handshake.hellos(now)
-        for peer in self._order:
-            self.senders[peer].on_timer(now)
-            self.receivers[peer].on_timer(now)
+        for _, sender, receiver in self._pairs:
+            sender.on_timer(now)
+            receiver.on_timer(now)
         self._after_receive(now)
 
     def events(self) -> list[Completed]:
@@ -513,13 +516,13 @@ class Core:
         return max(self._credit_bytes // max(1, active), 4096)
 
     def _queue_feedback(self, now: float) -> None:
-        window = self._window_bytes()
-        for peer, receiver in self.receivers.items():
+        for _, sender, receiver in self._pairs:
             for index, path in enumerate(receiver.paths):
-                if receiver.feedback_due(path, window, now):
-                    grants = self._grants(receiver)
+                if path.unreported_bytes >= self._feedback_bytes or path.asked or path.due_at <= now:
+                    grants, window = self._grants(receiver), self._window_bytes()
+                    self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
                     for payload in receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now):
-                        self.senders[peer].queue_control(Control(Type.FEEDBACK, 0, payload, path=index))
+                        sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=index))
 
     def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
         grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]

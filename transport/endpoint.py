@@ -299,7 +299,9 @@ class Endpoint:
             for burst in self.core.bursts_to_send(now=self._now(), most=1):
                 if not self.port.send(burst):
                     # The core has counted it as sent: keep it until the network takes it.
-                    self._unsent = Burst(burst.data.copy(), burst.segment, burst.path, burst.cls, burst.address)
+                    self._unsent = Burst(
+                        burst.data.copy(), burst.segment, burst.path, burst.cls, burst.address
+                    )
                     return False
                 sent += 1
             if not sent:

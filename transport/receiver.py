@@ -69,16 +69,19 @@ class ReceiveSpace:
         delta = (seq - near) & 0xFFFFFFFF
         return near + (delta - (1 << 32) if delta >= 1 << 31 else delta)
 
-    def mark(self, seq: int, mask: int) -> None:
-        """Note datagrams of burst ``seq``."""
-        if seq - self.origin >= self._CAPACITY:
-            self._slide(seq)
-        index = seq - self.origin
-        if index < 0 or seq + wire.MASK_WINDOW <= self.highest:
+    def mark(self, seq: int, bursts: int, mask: int) -> None:
+        """Note the datagrams of ``mask`` for each of the bursts from ``seq`` on."""
+        stop = seq + bursts
+        if stop - self.origin > self._CAPACITY:
+            self._slide(stop - 1)
+        if seq < self.origin or seq + wire.MASK_WINDOW <= self.highest:
             return
-        self.masks[index] |= mask
+        masks, index = self.masks, seq - self.origin
+        for at in range(index, index + bursts):
+            masks[at] |= mask
         self.changed = True
-        self.highest = max(self.highest, seq)
+        if stop > self.highest:
+            self.highest = stop - 1
 
     def _slide(self, seq: int) -> None:
         keep = wire.MASK_WINDOW
@@ -357,8 +360,7 @@ class PeerReceiver:
         space = path.spaces[header[2] & wire.CLASS_MASK]
         full = space.widen(seq)
         gap = full > space.highest + 1
-        for burst in range(full, full + bursts):
-            space.mark(burst, mask)
+        space.mark(full, bursts, mask)
         # A gap is told at once, and so is what a sender asks for.
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
         self._note_arrival(path, slab, header[11])
@@ -466,14 +468,6 @@ class PeerReceiver:
             del self.tombstones[message_id]
 
     # --- feedback and timers
-
-    def feedback_due(self, path: ReceivePath, window_bytes: int, now: float) -> bool:
-        """Feedback should leave now."""
-        return (
-            path.asked
-            or path.due_at <= now
-            or path.unreported_bytes >= min(FEEDBACK_EVERY_BYTES, window_bytes // 3)
-        )
 
     def take_feedback(
         self,

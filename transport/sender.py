@@ -213,6 +213,7 @@ class PeerSender:
         window_bytes: int,
         config: TransportConfig,
         buffer: BurstBuffer,
+        built: deque[Burst],
         watermark: Callable[[int], int],
     ) -> None:
         self.rank = rank
@@ -222,14 +223,14 @@ class PeerSender:
         self.messages: dict[int, Outgoing] = {}
         self.control: deque[Control] = deque()
         self.finals: dict[int, list[Control]] = {}
-        self._active: deque[Outgoing] = deque()
+        self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self._active_ids: set[int] = set()
         self._buffer = buffer
         self._ended_below = watermark
         self._turn = 0
         self._tried_at = 0.0
         self._early_bytes = config.early_bytes
-        self.built: deque[Burst] = deque()  # the rest of a train: it lies in the shared buffer, so it leaves first
+        self._built = built  # the rest of a train: it lies in the buffer that all senders share
         self.bytes_sent = 0
         self.datagrams_sent = 0
 
@@ -287,7 +288,7 @@ class PeerSender:
         for message in list(self.messages.values()):
             self._forget(message)
             message.finish(error)
-        self._active.clear()
+        self.active.clear()
         self._active_ids.clear()
 
     def idle(self) -> bool:
@@ -304,7 +305,7 @@ class PeerSender:
     def _wake(self, message: Outgoing) -> None:
         if message.id not in self._active_ids and message.sendable():
             self._active_ids.add(message.id)
-            self._active.append(message)
+            self.active.append(message)
 
     def _forget(self, message: Outgoing) -> None:
         """Take the message's flights back: its credit is free again."""
@@ -342,10 +343,6 @@ class PeerSender:
         """Let a control datagram leave with the next bursts."""
         self.control.append(control)
 
-    def has_work(self) -> bool:
-        """Something may be able to leave now."""
-        return bool(self.control or self._active or self.built)
-
     def final_pending(self, message_id: int) -> bool:
         """A FINAL of this message waits to leave or to be acknowledged."""
         queued = any(c.type is Type.FINAL and c.message == message_id for c in self.control)
@@ -368,20 +365,18 @@ class PeerSender:
     def next_burst(self, now: float) -> Burst | None:
         """The next burst that may leave now, or None. It counts as sent."""
         self._tried_at = now
-        if self.built:
-            return self.built.popleft()
         while self.control:
             control = self.control.popleft()
             if not control.dropped:
                 return self._control_burst(control, now)
-        while self._active:
-            message = self._active[0]
+        while self.active:
+            message = self.active[0]
             if message.end_due:
                 end = Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.cls)
                 end.path = message.end_due.popleft()
                 return self._control_burst(end, now)
             if not message.sendable():
-                self._active.popleft()
+                self.active.popleft()
                 self._active_ids.discard(message.id)
                 continue
             path = self._pick_path(message.cls, now)
@@ -444,7 +439,7 @@ class PeerSender:
     def _train(
         self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
     ) -> Burst:
-        """Several full bursts, built together; the first is returned, the others wait in ``built``."""
+        """Several full bursts, built together; the first is returned, the others wait in ``_built``."""
         buffer, spec = self._buffer, message.spec
         first, seq = message.take_bursts(bursts), space.next_seq
         self._stamp(message, path, message.per_burst, seq, ask, now)
@@ -454,7 +449,7 @@ class PeerSender:
         self._note_sent(message, path, True)
         stride, data, pointer, cls = spec.chunk_bytes + HEADER_BYTES, buffer.data, buffer.pointer, message.cls
         for at in range(TRAIN_SPACING, bursts * TRAIN_SPACING, TRAIN_SPACING):
-            self.built.append(
+            self._built.append(
                 Burst(data[at : at + size], stride, path.path, cls, path.address, pointer + at)
             )
         return Burst(data[:size], stride, path.path, cls, path.address, pointer)
@@ -636,7 +631,7 @@ class PeerSender:
         at = float("inf")
         for path in self.paths:
             at = min(at, path.probe_at, path.loss_at)
-            if self._active and path.next_send_at > self._tried_at:
+            if self.active and path.next_send_at > self._tried_at:
                 at = min(at, path.next_send_at)
         return at
 
