@@ -23,7 +23,7 @@ from dblp.cli.train.plan import TrainPlan
 from dblp.cli.worker import Emit, Plan
 
 _MOMENTUM = 0.9
-_WEIGHT_DECAY = 5e-4
+_WEIGHT_DECAY = 1e-3
 _WARM_UP_SHARE = 0.2
 """Share of the steps in which the one-cycle rate rises (Smith and Topin, 2018)."""
 _PROGRESS_S = 0.2

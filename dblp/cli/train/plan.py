@@ -30,7 +30,7 @@ class Recipe:
 
 
 RECIPES = {
-    "digits": Recipe(epochs=16, batch=64, lr=0.2),
+    "digits": Recipe(epochs=16, batch=64, lr=0.1),
     "fashion-mnist": Recipe(epochs=2, batch=128, lr=0.08),
 }
 
