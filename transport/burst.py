@@ -1,4 +1,4 @@
-"""Building bursts: headers and payloads gathered into one reused buffer, a burst at a time."""
+"""Building bursts and trains of bursts: headers and payloads, with a fixed number of vectorised operations each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy.typing as npt
 
 from dblp.transport import libc, wire
 from dblp.transport.config import HEADER_BYTES, MAX_DATAGRAM_BYTES
-from dblp.transport.port import Bytes
+from dblp.transport.port import Address, Burst, Bytes
 
 _POSITION_OFFSET = 5
 _BURST_OFFSET = 28
 _CHUNK_OFFSET = 40
 _LENGTH_OFFSET = 46
-TRAIN_BURSTS = 4
-"""Bursts built together: 256 KB stay in a second-level cache, and Python's cost for each is a quarter."""
-TRAIN_SPACING = 65_536
-"""Bytes from one burst of a train to the next in memory."""
+TRAIN_BURSTS = 8
+"""Bursts of a train: Python's cost for each is an eighth, and half a megabyte leaves in one system call."""
 
 
 def burst_chunks(chunk_bytes: int) -> int:
@@ -33,56 +31,113 @@ class ChunkSource:
     64-bit words takes 2 us, of bytes 12 us.
     """
 
-    __slots__ = ("chunks", "data", "full", "rows", "tail")
+    __slots__ = ("chunks", "data", "full", "pointer", "rows", "tail")
 
     def __init__(self, data: Bytes, chunk_bytes: int) -> None:
         self.data = data
         self.full = len(data) // chunk_bytes
         self.chunks = -(-len(data) // chunk_bytes)
         self.tail = data[self.full * chunk_bytes :]
+        self.pointer: int = data.ctypes.data
         width = 8
-        while data.ctypes.data % width:
+        while self.pointer % width:
             width //= 2
         words = data[: self.full * chunk_bytes].view(f"<u{width}")
         self.rows: npt.NDArray[Any] = words.reshape(self.full, chunk_bytes // width)
 
 
-class BurstBuffer:
-    """Memory of up to ``TRAIN_BURSTS`` bursts and the views over it, by chunk size. Reused for every train.
+class Train:
+    """Consecutive full bursts of one message, path and class that leave in one system call, gathered from where they lie.
 
-    A train is consecutive full bursts of one message: they are built by the same few vectorised operations as one burst
-    and leave by one system call each, so that Python's cost is shared by four bursts, 256 KB. Each burst starts at a page:
-    kernels that copy by ``rep movsb`` take several times as long from unaligned memory.
+    The headers are in the core's memory, the payloads in the message's own: ``iov`` lists both alternately, as ``struct iovec``
+    (address, length) pairs, so that only the kernel copies. Valid until the core builds the next burst.
+    """
+
+    __slots__ = ("address", "bursts", "cls", "headers", "iov_pointer", "path", "payload", "segment")
+
+    def __init__(
+        self,
+        headers: npt.NDArray[np.uint64],
+        payload: npt.NDArray[Any],
+        iov_pointer: int,
+        segment: int,
+        path: int,
+        cls: int,
+        address: Address,
+    ) -> None:
+        self.headers = headers  # (bursts, chunks a burst, 6)
+        self.payload = payload  # (bursts, chunks a burst, words a chunk)
+        self.bursts = len(headers)
+        self.iov_pointer = iov_pointer
+        self.segment = segment
+        self.path = path
+        self.cls = cls
+        self.address = address
+
+    @property
+    def chunks(self) -> int:
+        """Chunks, that is datagrams, in each burst."""
+        return int(self.headers.shape[1])
+
+    def burst(self, index: int) -> Burst:
+        """One burst as contiguous memory of its own, for ports that do not gather."""
+        data = np.empty((self.chunks, self.segment), np.uint8)
+        data[:, :HEADER_BYTES] = self.headers[index].view(np.uint8)
+        data[:, HEADER_BYTES:] = self.payload[index].view(np.uint8)
+        return Burst(data.reshape(-1), self.segment, self.path, self.cls, self.address)
+
+
+class _TrainLayout:
+    """Headers and iovecs of trains of one chunk size."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        rows = burst_chunks(chunk_bytes)
+        self.rows = rows
+        self.headers = (
+            libc.aligned(TRAIN_BURSTS * rows * HEADER_BYTES).view(np.uint64).reshape(TRAIN_BURSTS, rows, 6)
+        )
+        self.positions = self.headers.view(np.uint8)[..., _POSITION_OFFSET]
+        words = self.headers.view(np.uint32)
+        self.numbers, self.indices = words[..., _BURST_OFFSET // 4], words[..., _CHUNK_OFFSET // 4]
+        places = np.arange(TRAIN_BURSTS * rows, dtype=np.uint64).reshape(TRAIN_BURSTS, rows)
+        self.offsets = places * np.uint64(chunk_bytes)
+        self.iov = libc.aligned(TRAIN_BURSTS * rows * 32).view(np.uint64).reshape(TRAIN_BURSTS, rows, 4)
+        self.iov[..., 0] = np.uint64(libc.address_of(self.headers)) + places * np.uint64(HEADER_BYTES)
+        self.iov[..., 1] = HEADER_BYTES
+        self.iov[..., 3] = chunk_bytes
+        self.iov_pointer = libc.address_of(self.iov)
+
+
+class BurstBuffer:
+    """Memory of one burst and the views over it, by chunk size, and of the headers of a train. Reused for every burst.
+
+    The memory starts at a page: kernels that copy by ``rep movsb`` take several times as long from unaligned memory.
     """
 
     def __init__(self) -> None:
-        self.data: Bytes = libc.aligned(TRAIN_BURSTS * TRAIN_SPACING)
+        self.data: Bytes = libc.aligned(MAX_DATAGRAM_BYTES + HEADER_BYTES)
         self.control: Bytes = libc.aligned(libc.PAGE_BYTES)
         self.pointer: int = libc.address_of(self.data)
         self.control_pointer: int = libc.address_of(self.control)
         self._views: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._trains: dict[int, _TrainLayout] = {}
 
     def _layout(self, chunk_bytes: int, width: int) -> tuple[Any, ...]:
         key = (chunk_bytes, width)
         views = self._views.get(key)
         if views is None:
             stride, rows = HEADER_BYTES + chunk_bytes, burst_chunks(chunk_bytes)
-            views = self._views[key] = (stride, rows, *(
-                np.ndarray(
-                    (TRAIN_BURSTS, rows, *shape), dtype, self.data, offset,
-                    (TRAIN_SPACING, stride, *[np.dtype(dtype).itemsize] * len(shape)),
-                )
-                for shape, dtype, offset in (
-                    ((6,), np.uint64, 0),
-                    ((), np.uint8, _POSITION_OFFSET),
-                    ((), np.uint32, _BURST_OFFSET),
-                    ((), np.uint32, _CHUNK_OFFSET),
-                    ((chunk_bytes // width,), np.dtype(f"<u{width}"), HEADER_BYTES),
-                )
-            ))  # fmt: skip
+            dtype = np.dtype(f"<u{width}")
+            views = self._views[key] = (
+                stride,
+                np.ndarray((rows, 6), np.uint64, self.data, 0, (stride, 8)),
+                np.ndarray((rows,), np.uint8, self.data, _POSITION_OFFSET, (stride,)),
+                np.ndarray((rows,), np.uint32, self.data, _CHUNK_OFFSET, (stride,)),
+                np.ndarray((rows, chunk_bytes // width), dtype, self.data, HEADER_BYTES, (stride, width)),
+            )
         return views
 
-    def fill_train(
+    def train(
         self,
         row: npt.NDArray[np.uint64],
         source: ChunkSource,
@@ -90,30 +145,38 @@ class BurstBuffer:
         first: int,
         bursts: int,
         seq: int,
-    ) -> int:
-        """Write ``bursts`` full bursts of whole chunks from ``first`` on, numbered from ``seq``; returns the bytes of each."""
-        stride, rows, headers, positions, numbers, indices, payload = self._layout(
-            chunk_bytes, source.rows.itemsize
+        route: tuple[int, int, Address],
+    ) -> Train:
+        """A train of ``bursts`` full bursts of whole chunks from ``first`` on, numbered from ``seq``; ``route``: path, class, address."""
+        layout = self._trains.get(chunk_bytes)
+        if layout is None:
+            layout = self._trains[chunk_bytes] = _TrainLayout(chunk_bytes)
+        rows, stop = layout.rows, first + bursts * layout.rows
+        headers = layout.headers[:bursts]
+        headers[:] = row
+        layout.positions[:bursts] = wire.POSITIONS[:rows]
+        numbers = np.arange(seq, seq + bursts, dtype=np.int64).astype(np.uint32).byteswap()
+        layout.numbers[:bursts] = numbers[:, None]
+        layout.indices[:bursts] = wire.wire_indices(stop)[first:stop].reshape(bursts, rows)
+        np.add(
+            layout.offsets[:bursts],
+            np.uint64(source.pointer + first * chunk_bytes),
+            out=layout.iov[:bursts, :, 2],
         )
-        stop = first + bursts * rows
-        headers[:bursts] = row
-        positions[:bursts] = wire.POSITIONS[:rows]
-        numbers[:bursts] = np.arange(seq, seq + bursts).astype(np.uint32).byteswap()[:, None]
-        indices[:bursts] = wire.wire_indices(stop)[first:stop].reshape(bursts, rows)
-        payload[:bursts] = source.rows[first:stop].reshape(bursts, rows, -1)
-        return int(rows * stride)
+        payload = source.rows[first:stop].reshape(bursts, rows, -1)
+        return Train(headers, payload, layout.iov_pointer, HEADER_BYTES + chunk_bytes, *route)
 
     def fill_run(
         self, row: npt.NDArray[np.uint64], source: ChunkSource, chunk_bytes: int, first: int, count: int
     ) -> int:
         """Write chunks first..first+count-1 (the last may be the short one); returns the bytes written."""
-        stride, _, headers, positions, _, indices, payload = self._layout(chunk_bytes, source.rows.itemsize)
-        headers[0, :count] = row
-        positions[0, :count] = wire.POSITIONS[:count]
-        indices[0, :count] = wire.wire_indices(first + count)[first : first + count]
+        stride, headers, positions, indices, payload = self._layout(chunk_bytes, source.rows.itemsize)
+        headers[:count] = row
+        positions[:count] = wire.POSITIONS[:count]
+        indices[:count] = wire.wire_indices(first + count)[first : first + count]
         full = min(count, source.full - first)
         if full > 0:
-            payload[0, :full] = source.rows[first : first + full]
+            payload[:full] = source.rows[first : first + full]
         return int(count * stride) if full == count else self._put_tail(source.tail, (count - 1) * stride)
 
     def fill_scattered(
@@ -124,13 +187,13 @@ class BurstBuffer:
         chunks: npt.NDArray[np.uint32],
     ) -> int:
         """Write these chunks (ascending); returns the bytes written."""
-        stride, _, headers, positions, _, indices, payload = self._layout(chunk_bytes, source.rows.itemsize)
+        stride, headers, positions, indices, payload = self._layout(chunk_bytes, source.rows.itemsize)
         count = len(chunks)
-        headers[0, :count] = row
-        positions[0, :count] = wire.POSITIONS[:count]
-        indices[0, :count] = chunks.byteswap()
+        headers[:count] = row
+        positions[:count] = wire.POSITIONS[:count]
+        indices[:count] = chunks.byteswap()
         full = count if int(chunks[-1]) < source.full else count - 1
-        payload[0, :full] = source.rows[chunks[:full]]
+        payload[:full] = source.rows[chunks[:full]]
         return int(count * stride) if full == count else self._put_tail(source.tail, (count - 1) * stride)
 
     def _put_tail(self, tail: Bytes, at: int) -> int:

@@ -5,7 +5,7 @@ Four verbs: ``receive_burst(batch, now=)``, ``bursts_to_send(now=)``, ``next_tim
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from dblp.errors import ClosedError, DblpError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
-from dblp.transport.burst import BurstBuffer
+from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
@@ -74,7 +74,6 @@ class Core:
         self._posted: dict[int, list[tuple[int, Incoming]]] = {}
         self._replies: list[Reply] = []
         self._buffer = BurstBuffer()
-        self._built: deque[Burst] = deque()
         self._turn = 0
         window = max(self._credit_bytes // max(1, world_size - 1), 4096)
         self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
@@ -90,10 +89,14 @@ class Core:
             if peer != rank:
                 self.senders[peer] = PeerSender(
                     rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
-                    buffer=self._buffer, built=self._built, watermark=self.rounds.watermark,
+                    buffer=self._buffer, watermark=self.rounds.watermark,
                 )  # fmt: skip
                 self.receivers[peer] = PeerReceiver(
-                    paths=config.paths, config=config, drops=self.drops, round_over=self.rounds.over
+                    paths=config.paths,
+                    config=config,
+                    drops=self.drops,
+                    round_over=self.rounds.over,
+                    on_duplicates=self._on_duplicates,
                 )
         self._order = list(self.senders.values())
         self._pairs = [(peer, self.senders[peer], self.receivers[peer]) for peer in self.senders]
@@ -165,7 +168,7 @@ class Core:
         if message.opened is not None:
             self._compare_spec(peer, message)
         if message.early:
-            receiver.early_bytes -= message.replay_early()
+            receiver.take_early(message, now)
         if not message.closed:
             receiver.check(message, now)
         if receiver.completed:
@@ -232,12 +235,9 @@ class Core:
             index += 1
         self._after_receive(now)
 
-    def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst]:
-        """Bursts that may leave now: up to ``most`` trains or single bursts, peers in turn. Each is valid until the next is
-        asked for."""
-        built = self._built
-        while built:  # all senders share one buffer: a train leaves whole before the next burst is built
-            yield built.popleft()
+    def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst | Train]:
+        """What may leave now: up to ``most`` bursts or trains, peers in turn, control and feedback first. Each is valid until
+        the next is asked for, and counts as sent."""
         if self._replies:
             for reply in self._take_replies():
                 yield self._reply_burst(reply, now)
@@ -256,8 +256,6 @@ class Core:
             idle = 0
             most -= 1
             yield burst
-            while built:
-                yield built.popleft()
 
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""
@@ -445,6 +443,11 @@ class Core:
         waiting = [m for m in receiver.messages.values() if m.posted]
         if waiting or sender.messages:
             self.fail(error, tell=True)
+
+    def _on_duplicates(self, message_id: int, chunks: int) -> None:
+        round_ = self.rounds.active.get(round_of(message_id))
+        if round_ is not None:
+            round_.counters.chunks_duplicate += chunks
 
     # --- mismatches
 

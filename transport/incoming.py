@@ -37,7 +37,7 @@ class Incoming:
         self.may_miss = 0
         self.per_chunk = 0
         self.width = 0
-        self.early: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]] = []
+        self.early: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = []
         self.early_bytes = 0
         self.grant_limit = 0
         self.ended = False
@@ -63,24 +63,9 @@ class Incoming:
         self.width = sink.dtype.itemsize
         self.grant_limit = limit
 
-    def replay_early(self) -> int:
-        """Place what had come before the receive was posted; returns the bytes let go."""
-        early, self.early = self.early, []
-        freed, self.early_bytes = self.early_bytes, 0
-        for chunks, rows, last in early:
-            self.accept(chunks, rows, last)
-        return freed
-
-    def accept(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], last: int) -> int:
-        """Place the new ones of these chunks (any order, duplicates allowed); ``rows`` (n, chunk_bytes) uint8, the last row
-        ``last`` bytes long. Returns how many were new."""
-        assert self.spec is not None
-        if last < self.spec.chunk_bytes and len(chunks) > 1:
-            fresh = self._accept_full(chunks[:-1], rows[:-1])
-            return fresh + self._accept_full(chunks[-1:], rows[-1:, :last])
-        return self._accept_full(chunks, rows if last == rows.shape[1] else rows[:, :last])
-
-    def _accept_full(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> int:
+    def accept(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> int:
+        """Place the new ones of these chunks (any order, duplicates allowed); ``rows`` (n, payload bytes) uint8. Returns how
+        many were new."""
         order = np.argsort(chunks, kind="stable")
         chunks, rows = chunks[order], rows[order]
         fresh = ~self.have[chunks]

@@ -119,8 +119,15 @@ class PeerReceiver:
     """Everything that comes from one peer."""
 
     def __init__(
-        self, *, paths: int, config: TransportConfig, drops: Counter[Drop], round_over: Callable[[int], bool]
+        self,
+        *,
+        paths: int,
+        config: TransportConfig,
+        drops: Counter[Drop],
+        round_over: Callable[[int], bool],
+        on_duplicates: Callable[[int, int], None],
     ) -> None:
+        """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late."""
         self.config = config
         self.paths = [ReceivePath() for _ in range(paths)]
         self.messages: dict[int, Incoming] = {}
@@ -133,6 +140,7 @@ class PeerReceiver:
         self.chunks_duplicate = 0
         self._drops = drops
         self._round_over = round_over
+        self._on_duplicates = on_duplicates
         self._owd_min = float("inf")
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
@@ -255,7 +263,7 @@ class PeerReceiver:
         else:
             chunks = np.arange(first, first + count, dtype=np.uint32)
             rows = slab.rows(start, count, HEADER_BYTES, payload, _U8)
-            accepted = self._accept(message_id, chunks, rows, payload, header, now)
+            accepted = self._accept(message_id, chunks, rows, now)
         if accepted:
             self._mark(slab, header, seq, mask, count * size)
 
@@ -278,7 +286,7 @@ class PeerReceiver:
         mask = int(np.bitwise_or.reduce(np.left_shift(np.uint64(1), positions)))
         payload = slab.size - HEADER_BYTES
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
-        if self._accept(header[8], chunks, payloads, payload, header, now):
+        if self._accept(header[8], chunks, payloads, now):
             self._mark(slab, header, header[10], mask, count * slab.size)
         return count
 
@@ -287,46 +295,69 @@ class PeerReceiver:
         message_id: int,
         chunks: npt.NDArray[np.uint32],
         rows: npt.NDArray[np.uint8],
-        payload: int,
-        header: tuple[int, ...],
         now: float,
     ) -> bool:
         """General path of a group of chunks; True if they may be acknowledged."""
         if message_id in self.tombstones or self._round_over(round_of(message_id)):
-            self._drops[Drop.LATE] += len(chunks)
+            self._note_duplicates(message_id, len(chunks), Drop.LATE)
             if message_id in self.tombstones:
                 self.late.add(message_id)
             return True
         message = self.messages.get(message_id)
         if message is None:
-            message = self._new_message(message_id, now)
+            message = self._new_message(message_id, now, len(chunks))
             if message is None:
                 return False
         if message.sink is None:
-            return self._hold_early(message, chunks, rows, payload, header)
+            return self._hold_early(message, chunks, rows)
+        if not self._place(message, chunks, rows, now):
+            return False
+        self._finish_if_complete(message, now)
+        return True
+
+    def _place(
+        self, message: Incoming, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], now: float
+    ) -> bool:
+        """Place what is new of these chunks, if they can belong to the message."""
         spec = message.spec
         assert spec is not None
-        if int(chunks.max()) >= spec.chunks:
+        last = int(chunks.max())
+        if last >= spec.chunks:
             self._drops[Drop.CHUNK] += len(chunks)
             return False
         tail = spec.nbytes - (spec.chunks - 1) * spec.chunk_bytes
-        expected = tail if int(chunks[-1]) == spec.chunks - 1 else spec.chunk_bytes
-        if payload != expected and not (len(chunks) > 1 and payload == spec.chunk_bytes):
+        # A short last chunk comes alone: it is shorter than what would stand beside it.
+        short = last == spec.chunks - 1 and tail != spec.chunk_bytes
+        if rows.shape[1] != (tail if short else spec.chunk_bytes) or (short and len(chunks) > 1):
             self._drops[Drop.LENGTH] += len(chunks)
             return False
-        fresh = message.accept(chunks, rows, payload)
+        fresh = message.accept(chunks, rows)
         self.chunks_received += fresh
         if fresh < len(chunks):
-            self.chunks_duplicate += len(chunks) - fresh
-            self._drops[Drop.DUPLICATE] += len(chunks) - fresh
+            self._note_duplicates(message.id, len(chunks) - fresh, Drop.DUPLICATE)
         if fresh:
             message.last_useful = now
-            self._finish_if_complete(message, now)
         return True
 
-    def _new_message(self, message_id: int, now: float) -> Incoming | None:
+    def _note_duplicates(self, message_id: int, chunks: int, reason: Drop) -> None:
+        self._drops[reason] += chunks
+        self.chunks_duplicate += chunks
+        self._on_duplicates(message_id, chunks)
+
+    def take_early(self, message: Incoming, now: float) -> None:
+        """Place what had come before the receive was posted, and give its memory back."""
+        for chunks, rows in self._let_go_early(message):
+            self._place(message, chunks, rows, now)
+
+    def _let_go_early(self, message: Incoming) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
+        early, message.early = message.early, []
+        self.early_bytes -= message.early_bytes
+        message.early_bytes = 0
+        return early
+
+    def _new_message(self, message_id: int, now: float, datagrams: int) -> Incoming | None:
         if len(self.messages) >= MAX_MESSAGES:
-            self._drops[Drop.EARLY_FULL] += 1
+            self._drops[Drop.EARLY_FULL] += datagrams
             return None
         message = self.messages[message_id] = Incoming(message_id, now)
         return message
@@ -336,15 +367,13 @@ class PeerReceiver:
         message: Incoming,
         chunks: npt.NDArray[np.uint32],
         rows: npt.NDArray[np.uint8],
-        payload: int,
-        header: tuple[int, ...],
     ) -> bool:
         cost = int(rows.size) + 64 * len(chunks)
         # An eighth above the pool's nominal size: duplicates of early chunks are held too until they can be told apart.
         if self.early_bytes + cost > self.config.early_bytes * 1.125 + 65536:
             self._drops[Drop.EARLY_FULL] += len(chunks)
             return False
-        message.early.append((chunks, rows.copy(), payload))
+        message.early.append((chunks, rows.copy()))
         message.early_bytes += cost
         self.early_bytes += cost
         return True
@@ -401,7 +430,7 @@ class PeerReceiver:
             if message_id in self.tombstones:
                 self.late.add(message_id)
             return True
-        message = self.messages.get(message_id) or self._new_message(message_id, now)
+        message = self.messages.get(message_id) or self._new_message(message_id, now, 1)
         if message is None:
             return False
         if message.opened is None:
@@ -454,7 +483,7 @@ class PeerReceiver:
     def forget(self, message: Incoming) -> None:
         """Drop an incoming message without a word (its round failed or ended)."""
         self.messages.pop(message.id, None)
-        self.early_bytes -= message.early_bytes
+        self._let_go_early(message)
         message.closed = True
 
     def on_watermark(self, group: int, watermark: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.transport import wire
-from dblp.transport.burst import TRAIN_BURSTS, TRAIN_SPACING, BurstBuffer, burst_chunks
+from dblp.transport.burst import TRAIN_BURSTS, BurstBuffer, Train, burst_chunks
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.congestion import make_congestion_control
 from dblp.transport.message import MessageSpec, Sent
@@ -213,7 +213,6 @@ class PeerSender:
         window_bytes: int,
         config: TransportConfig,
         buffer: BurstBuffer,
-        built: deque[Burst],
         watermark: Callable[[int], int],
     ) -> None:
         self.rank = rank
@@ -230,7 +229,6 @@ class PeerSender:
         self._turn = 0
         self._tried_at = 0.0
         self._early_bytes = config.early_bytes
-        self._built = built  # the rest of a train: it lies in the buffer that all senders share
         self.bytes_sent = 0
         self.datagrams_sent = 0
 
@@ -362,8 +360,8 @@ class PeerSender:
         ):
             path.arm_probe(now)
 
-    def next_burst(self, now: float) -> Burst | None:
-        """The next burst that may leave now, or None. It counts as sent."""
+    def next_burst(self, now: float) -> Burst | Train | None:
+        """The next burst or train that may leave now, or None. It counts as sent."""
         self._tried_at = now
         while self.control:
             control = self.control.popleft()
@@ -400,7 +398,7 @@ class PeerSender:
             return path
         return None
 
-    def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | None:
+    def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | Train | None:
         room = path.room()
         space = path.spaces[message.cls]
         stride = message.spec.chunk_bytes + HEADER_BYTES
@@ -438,21 +436,18 @@ class PeerSender:
 
     def _train(
         self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
-    ) -> Burst:
-        """Several full bursts, built together; the first is returned, the others wait in ``_built``."""
-        buffer, spec = self._buffer, message.spec
-        first, seq = message.take_bursts(bursts), space.next_seq
+    ) -> Train:
+        """Several full bursts that leave together."""
+        first, seq, chunk_bytes = message.take_bursts(bursts), space.next_seq, message.spec.chunk_bytes
         self._stamp(message, path, message.per_burst, seq, ask, now)
-        size = buffer.fill_train(message.row, message.source, spec.chunk_bytes, first, bursts, seq)
-        flight = Flight(seq, message.per_burst, bursts * size, now, message, first, None, None, bursts)
-        self._launch(flight, path, space, now)
+        route = (path.path, message.cls, path.address)
+        train = self._buffer.train(message.row, message.source, chunk_bytes, first, bursts, seq, route)
+        nbytes = bursts * message.per_burst * train.segment
+        self._launch(
+            Flight(seq, message.per_burst, nbytes, now, message, first, None, None, bursts), path, space, now
+        )
         self._note_sent(message, path, True)
-        stride, data, pointer, cls = spec.chunk_bytes + HEADER_BYTES, buffer.data, buffer.pointer, message.cls
-        for at in range(TRAIN_SPACING, bursts * TRAIN_SPACING, TRAIN_SPACING):
-            self._built.append(
-                Burst(data[at : at + size], stride, path.path, cls, path.address, pointer + at)
-            )
-        return Burst(data[:size], stride, path.path, cls, path.address, pointer)
+        return train
 
     def _note_sent(self, message: Outgoing, path: SendPath, first_time: bool) -> None:
         message.paths.add(path.path)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from dblp.errors import ClosedError, LocalError
 from dblp.transport import libc, netif
+from dblp.transport.burst import Train
 from dblp.transport.config import TransportConfig
 from dblp.transport.port import Address, Burst, PortFacts, Slab
 from dblp.transport.udp_receive import Receiver
@@ -158,6 +159,11 @@ class UdpPort:
         sent (and lost). Raises ClosedError after ``close``, ConfigError for an address of another family."""
         outcome = self._senders[burst.path].send(burst)
         return True if outcome is None else self._stopped(self._paths[burst.path], burst, outcome)
+
+    def send_train(self, train: Train) -> int:
+        """Send a train; returns how many of its bursts were taken. If not all were, try ``send`` with the others: it says
+        whether they would block, and does without GSO where the kernel refuses it."""
+        return max(self._senders[train.path].send_train(train), 0)
 
     def refused(self, address: Address) -> Refusals:
         """ICMP errors that came back from ``address``; ``Refusals()`` if none did."""

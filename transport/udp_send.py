@@ -25,6 +25,7 @@ import numpy as np
 
 from dblp.errors import ClosedError, ConfigError
 from dblp.transport import libc
+from dblp.transport.burst import TRAIN_BURSTS, Train
 from dblp.transport.libc import MSG_DONTWAIT
 from dblp.transport.port import Address, Burst
 
@@ -108,6 +109,25 @@ class Template:
         _MSGHDR.pack_into(self.block, 0, self.name, len(name), iov, 1, self.control, len(control), 0)
 
 
+class TrainTemplate:
+    """A prepared sendmmsg for trains of one (address, class, segment) whose iovecs always lie at the same place."""
+
+    __slots__ = ("chunks", "pointer", "template", "words")
+
+    def __init__(self, template: Template, train: Train) -> None:
+        self.template = template  # owns the address and the control messages
+        self.chunks = train.chunks
+        rows = np.arange(TRAIN_BURSTS, dtype=np.uint64)
+        self.words = libc.aligned(TRAIN_BURSTS * libc.MMSGHDR_BYTES).view(np.uint64).reshape(TRAIN_BURSTS, -1)
+        self.words[:, libc.WORD_NAME] = template.name
+        self.words[:, libc.WORD_NAMELEN] = template.name_bytes
+        self.words[:, libc.WORD_IOV] = train.iov_pointer + rows * np.uint64(self.chunks * 32)
+        self.words[:, libc.WORD_IOVLEN] = 2 * self.chunks
+        self.words[:, libc.WORD_CONTROL] = template.control
+        self.words[:, libc.WORD_CONTROLLEN] = template.control_bytes
+        self.pointer = libc.address_of(self.words)
+
+
 def encode_control(cls: int, segment: int, family: int) -> bytes:
     """Control messages of a burst: the class's DSCP, and UDP_SEGMENT if ``segment`` is not 0 (48 bytes at
     most)."""
@@ -131,6 +151,7 @@ class Sender:
         self._gso = way is Way.GSO
         self._mmsg = way is not Way.SENDTO
         self._templates: dict[tuple[Address, int, int], Template] = {}
+        self._trains: dict[tuple[Address, int, int, int], TrainTemplate] = {}
         self._many: _Many | None = None
         self._rest: Burst | None = None
         self.datagrams = 0
@@ -162,6 +183,28 @@ class Sender:
         self.bytes += nbytes
         self.datagrams += -(-nbytes // segment) if segment else 1
         return None
+
+    def send_train(self, train: Train) -> int:
+        """Send a train by one sendmmsg; returns how many of its bursts left, -1 if this socket does not send by GSO (any more).
+        If not all did, ``errno`` says why."""
+        if not self._gso or self._rest is not None:
+            self.errno = errno.EAGAIN if self._gso else 0
+            return 0 if self._gso else -1
+        key = (train.address, train.cls, train.segment, train.iov_pointer)
+        ready = self._trains.get(key)
+        if ready is None:
+            if len(self._trains) >= MAX_TEMPLATES:
+                self._trains.clear()
+            template = Template(train.address, train.cls, train.segment, self._family)
+            ready = self._trains[key] = TrainTemplate(template, train)
+        self.syscalls += 1
+        count = self._sendmmsg(self._fd, ready.pointer, train.bursts, MSG_DONTWAIT)
+        if count < train.bursts:
+            self.errno = ctypes.get_errno() if count < 0 else errno.EAGAIN
+            count = max(count, 0)
+        self.datagrams += count * ready.chunks
+        self.bytes += count * ready.chunks * train.segment
+        return count
 
     def flush(self) -> Outcome | None:
         """Send what an earlier, partly taken burst left over; None if nothing is left, else as ``send``."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
