@@ -254,11 +254,11 @@ def point_to_point(rank, world_size, folder):
     if rank == 0:
         for _ in range(world_size - 1):
             tensor = torch.zeros(3)
-            source = dist.recv(tensor)
+            source = dist.recv(tensor, tag=9)
             assert tensor.tolist() == [float(source)] * 3 and source > 0
         dist.send(torch.ones(2, dtype=torch.bfloat16), 1, tag=5)
     else:
-        dist.send(torch.full((3,), float(rank)), 0)
+        dist.send(torch.full((3,), float(rank)), 0, tag=9)
     if rank == 1:
         tensor = torch.zeros(2, dtype=torch.bfloat16)
         dist.recv(tensor, 0, tag=5)
