@@ -11,6 +11,8 @@ SCRIPT = Path(__file__).parent.parent / "docs" / "generate_configuration.py"
 
 def load_script():
     spec = importlib.util.spec_from_file_location("generate_configuration", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

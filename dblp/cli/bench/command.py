@@ -87,11 +87,11 @@ def run(plans: list[BenchPlan], console: Console) -> list[SizeResult]:
     from rich.live import Live
 
     from dblp.cli.bench.results import Collector
-    from dblp.cli.bench.tables import timing_row, timing_table
+    from dblp.cli.bench.tables import timing_rows, timing_table
     from dblp.cli.launch import run_workers
 
     results: list[SizeResult] = []
-    table = timing_table(plans[0])
+    table = timing_table()
     with Live(table, console=console, auto_refresh=False, vertical_overflow="visible") as live:
         for plan in plans:
             collector = Collector(plan)
@@ -100,7 +100,8 @@ def run(plans: list[BenchPlan], console: Console) -> list[SizeResult]:
                 result = collector.add(rank, event)
                 if result is not None:
                     results.append(result)
-                    table.add_row(*timing_row(result))
+                    for row in timing_rows(result):
+                        table.add_row(*row)
                     live.refresh()
 
             env = {"DBLP_IMPAIR": plan.impair, "DBLP_DATAGRAM_BYTES": str(plan.datagram_bytes)}

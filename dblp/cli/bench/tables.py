@@ -8,31 +8,29 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from dblp.cli.bench.plan import EXACT, GLOO, BenchPlan
+from dblp.cli.bench.plan import EXACT, GLOO
 from dblp.cli.bench.results import SizeResult, Timing
 from dblp.units import format_bytes, format_seconds
 
-_DECILES = (0, 10, 50, 90, 99, 100)
+_LEVELS = (0, 50, 90, 99, 100)
 
 
-def timing_table(plan: BenchPlan) -> Table:
-    """An empty table of times; ``timing_row`` fills it as results come."""
+def timing_table() -> Table:
+    """An empty table of times; ``timing_rows`` fill it as results come."""
     table = _table(
-        "p50 / p99 of the slowest rank; ratio: gloo's median time over dblp's, and the median of pairs"
+        "p50 / p99 of the slowest rank. ratio: gloo's p50 over dblp's; paired: median of the rounds' ratios"
     )
-    for heading in ("ranks", "size", "rounds", "gloo", *(_label(arm) for arm in plan.arms)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for _ in plan.arms:
-        table.add_column("ratio", justify="right", no_wrap=True)
+    for heading in ("ranks", "size", "rounds", "arm", "gloo", "dblp", "ratio", "paired"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=True)
     return table
 
 
-def timing_row(result: SizeResult) -> list[str]:
-    """The row of a result in ``timing_table``."""
-    arms = result.plan.arms
-    times = [_pair(result.timings[arm]) for arm in (GLOO, *arms)]
-    ratios = [f"{result.ratio(arm):.2f} ({result.paired_ratio(arm):.2f})" for arm in arms]
-    return [str(result.plan.ranks), format_bytes(result.nbytes), str(result.rounds), *times, *ratios]
+def timing_rows(result: SizeResult) -> Iterator[list[str]]:
+    """The rows of a result in ``timing_table``, one an arm."""
+    for arm in result.plan.arms:
+        times = [_pair(result.timings[name]) for name in (GLOO, arm)]
+        ratios = f"{result.ratio(arm):.2f}", f"{result.paired_ratio(arm):.2f}"
+        yield [*_place(result), str(result.rounds), arm, *times, *ratios]
 
 
 def busy_table(results: Sequence[SizeResult]) -> Table:
@@ -46,20 +44,20 @@ def busy_table(results: Sequence[SizeResult]) -> Table:
             f"{format_seconds(result.timings[f'{arm}+busy'].percentile(50))} ({result.busy_loss(arm):+.0%})"
             for arm in arms
         ]
-        table.add_row(str(result.plan.ranks), format_bytes(result.nbytes), *cells)
+        table.add_row(*_place(result), *cells)
     return table
 
 
 def burst_table(results: Sequence[SizeResult]) -> Table:
     """Rounds in which the network dropped something, beside those in which it did not."""
-    table = _table("time of the slowest rank in rounds that lost datagrams and in rounds that did not")
+    table = _table("slowest rank of rounds that were hit (a datagram was lost) and of clean ones")
     for heading in ("ranks", "size", "arm", "rounds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for level in _DECILES:
+        table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=True)
+    for level in _LEVELS:
         table.add_column({0: "min", 100: "max"}.get(level, f"p{level}"), justify="right", no_wrap=True)
     for result in results:
         for cells in _burst_rows(result):
-            table.add_row(str(result.plan.ranks), format_bytes(result.nbytes), *cells)
+            table.add_row(*_place(result), *cells)
     return table
 
 
@@ -71,7 +69,7 @@ def memory_table(results: Sequence[SizeResult]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         cells = [format_bytes(result.timings[arm].peak_bytes) for arm in arms]
-        table.add_row(str(result.plan.ranks), format_bytes(result.nbytes), *cells)
+        table.add_row(*_place(result), *cells)
     return table
 
 
@@ -81,15 +79,21 @@ def _burst_rows(result: SizeResult) -> Iterator[list[str]]:
         for name, rows in (("hit", timing.hit), ("clean", ~timing.hit)):
             seconds = timing.seconds[rows]
             levels = (
-                [format_seconds(float(np.percentile(seconds, level))) for level in _DECILES]
+                [format_seconds(float(np.percentile(seconds, level))) for level in _LEVELS]
                 if len(seconds)
                 else []
             )
-            yield [f"{_label(arm)}, {name}", str(len(seconds)), *levels]
+            yield [f"{arm}, {name}", str(len(seconds)), *levels]
+
+
+def _place(result: SizeResult) -> tuple[str, str]:
+    return str(result.plan.ranks), format_bytes(result.nbytes)
 
 
 def _table(caption: str) -> Table:
-    return Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
+    return Table(
+        box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption, caption_justify="left"
+    )
 
 
 def _label(arm: str) -> str:
