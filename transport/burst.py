@@ -147,7 +147,8 @@ class BurstBuffer:
         seq: int,
         route: tuple[int, int, Address],
     ) -> Train:
-        """A train of ``bursts`` full bursts of whole chunks from ``first`` on, numbered from ``seq``; ``route``: path, class, address."""
+        """A train of ``bursts`` full bursts of whole chunks from ``first`` on, numbered from ``seq``; ``route``: path, class,
+        address."""
         layout = self._trains.get(chunk_bytes)
         if layout is None:
             layout = self._trains[chunk_bytes] = _TrainLayout(chunk_bytes)
@@ -155,8 +156,7 @@ class BurstBuffer:
         headers = layout.headers[:bursts]
         headers[:] = row
         layout.positions[:bursts] = wire.POSITIONS[:rows]
-        numbers = np.arange(seq, seq + bursts, dtype=np.int64).astype(np.uint32).byteswap()
-        layout.numbers[:bursts] = numbers[:, None]
+        layout.numbers[:bursts] = wire.wire_sequence(seq, bursts)[:, None]
         layout.indices[:bursts] = wire.wire_indices(stop)[first:stop].reshape(bursts, rows)
         np.add(
             layout.offsets[:bursts],

@@ -144,10 +144,10 @@ class PeerReceiver:
         self._owd_min = float("inf")
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
-        self._expected_train = np.zeros((TRAIN_SLABS, wire.BURST_DATAGRAMS, 6), np.uint64)
-        self._train_bytes = self._expected_train.view(np.uint8)
-        self._train_words = self._expected_train.view(np.uint32)
-        self._expected = self._expected_train[0]
+        self._expected_memory = np.zeros(TRAIN_SLABS * wire.BURST_DATAGRAMS * 6, np.uint64)
+        self._seen_memory = np.zeros_like(self._expected_memory)
+        self._expected_for: tuple[tuple[int, ...], int] = ((), 0)
+        self._expected = np.zeros((wire.BURST_DATAGRAMS, 6), np.uint64)
         self._expected_bytes = self._expected.view(np.uint8)
         self._expected_words = self._expected.view(np.uint32)
         self._stop_at = float("inf")
@@ -169,7 +169,7 @@ class PeerReceiver:
         if bursts < 1 or spec.chunk_bytes != payload:
             return 0
         rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, slab.offset, (spacing, slab.size, 8))
-        bursts = self._intact_bursts(rows, first, seq)
+        bursts = self._intact_bursts(rows, header, first, seq)
         if not bursts:
             return 0
         shape, strides = (bursts, count, message.per_chunk), (spacing, slab.size, message.width)
@@ -186,24 +186,41 @@ class PeerReceiver:
         self._mark_bursts(last, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size)
         return bursts
 
-    def _intact_bursts(self, rows: npt.NDArray[np.uint64], first: int, seq: int) -> int:
-        """How many of the headers (bursts, count, 6) are those of consecutive bursts of consecutive chunks."""
+    def _intact_bursts(
+        self, rows: npt.NDArray[np.uint64], header: tuple[int, ...], first: int, seq: int
+    ) -> int:
+        """How many of the headers (bursts, count, 6) are those of consecutive bursts of consecutive chunks.
+
+        Headers are copied together and compared with an expectation that stands from the last train of the same message:
+        operations over whole columns, not over rows of six words, which numpy walks one by one.
+        """
         bursts, count = rows.shape[:2]
-        expected = self._expected_train[:bursts, :count]
-        words = self._train_words[:bursts, :count]
-        expected[:] = rows[0, 0]
-        expected[..., 4] = rows[..., 4]  # send time and watermark may differ from train to train
-        self._train_bytes[:bursts, :count, 5] = wire.POSITIONS[:count]
-        if bursts > 1:
-            numbers = np.arange(seq, seq + bursts, dtype=np.int64).astype(np.uint32).byteswap()
-            words[..., 7] = numbers[:, None]
+        if self._expected_for != (header[:9], count):
+            self._expected_for = (header[:9], count)
+            self._expect(rows[0, 0], count)
+        expected, words = self._expected_train[:bursts], self._train_words[:bursts]
+        seen = self._seen_train[:bursts]
+        seen[:] = rows
+        expected[..., 4] = seen[..., 4]  # send time and watermark may differ from train to train
+        if bursts == 1:
+            words[0, :, 7] = wire.wire_index(seq)
+        else:
+            words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
         stop = first + bursts * count
         words[..., 10] = wire.wire_indices(stop)[first:stop].reshape(bursts, count)
-        same = rows == expected
-        if same.all():
+        if np.array_equal(seen, expected):
             return bursts
-        prefix: int = same.all(axis=(1, 2)).argmin()
-        return int(prefix)
+        whole: npt.NDArray[np.bool_] = (seen == expected).all(axis=(1, 2))
+        return int(whole.argmin())
+
+    def _expect(self, row: npt.NDArray[np.uint64], count: int) -> None:
+        """Lay out the expectation for bursts of ``count`` datagrams that start like ``row``."""
+        size = TRAIN_SLABS * count * 6
+        self._expected_train = self._expected_memory[:size].reshape(TRAIN_SLABS, count, 6)
+        self._seen_train = self._seen_memory[:size].reshape(TRAIN_SLABS, count, 6)
+        self._train_words = self._expected_train.view(np.uint32)
+        self._expected_train[:] = row
+        self._expected_train.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as

@@ -558,10 +558,15 @@ class PeerSender:
         message = flight.message
         if message is None or message.done:
             return
-        if flight.chunks is None and got == full_mask(flight.bursts, flight.count):
-            message.acked[flight.first : flight.first + flight.count * flight.bursts] = True
-        else:
-            message.acked[flight.chunks_at(got)] = True
+        if flight.chunks is None:
+            # Nearly always whole bursts: all of the flight's, or those of a train that had come so far.
+            skipped = ((got & -got).bit_length() - 1) // wire.BURST_DATAGRAMS
+            bursts = -(-got.bit_length() // wire.BURST_DATAGRAMS) - skipped
+            if got >> (skipped * wire.BURST_DATAGRAMS) == full_mask(bursts, flight.count):
+                first = flight.first + skipped * flight.count
+                message.acked[first : first + bursts * flight.count] = True
+                return
+        message.acked[flight.chunks_at(got)] = True
 
     def _notice_late(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
         """Flights declared lost that came after all: the path reorders more than was believed."""

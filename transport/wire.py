@@ -159,6 +159,16 @@ def wire_indices(stop: int) -> npt.NDArray[np.uint32]:
     return _index_table
 
 
+def wire_index(value: int) -> int:
+    """The four wire bytes of a number modulo 2^32, as one native word."""
+    return int.from_bytes((value & 0xFFFFFFFF).to_bytes(4, "big"), "little")
+
+
+def wire_sequence(first: int, count: int) -> npt.NDArray[np.uint32]:
+    """``wire_index`` of ``count`` numbers from ``first`` on."""
+    return np.arange(first, first + count, dtype=np.int64).astype(np.uint32).byteswap()
+
+
 POSITIONS: npt.NDArray[np.uint8] = np.arange(BURST_DATAGRAMS, dtype=np.uint8)
 """0..63, the position column of a burst."""
 
