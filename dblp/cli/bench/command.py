@@ -106,6 +106,8 @@ def run(plans: list[BenchPlan], console: Console) -> list[SizeResult]:
 
             env = {"DBLP_IMPAIR": plan.impair, "DBLP_DATAGRAM_BYTES": str(plan.datagram_bytes)}
             run_workers("bench-allreduce", plan.to_json(), ranks=plan.ranks, on_event=on_event, env=env)
+    if not console.is_terminal:
+        console.print()  # Live leaves the line open there
     return results
 
 
