@@ -20,7 +20,7 @@ class TrainProgress:
         self._bars = Progress(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
             console=console,
@@ -42,8 +42,8 @@ class TrainProgress:
         """Show a ``progress`` event."""
         accuracy = "  -  " if event["accuracy"] is None else f"{event['accuracy']:.1%}"
         state = (
-            f"epoch {event['epoch']}/{self._plan.epochs}  loss {event['loss']:.3f}  accuracy {accuracy}"
-            f"  {event['rounds_per_s']:.0f} rounds/s"
+            f"epoch {event['epoch']}/{self._plan.epochs} loss {event['loss']:.3f} accuracy {accuracy}"
+            f" {event['rounds_per_s']:.0f} rounds/s"
         )
         self._bars.update(self._task(event["arm"], event["seed"]), completed=event["share"], state=state)
 
