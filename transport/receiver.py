@@ -29,6 +29,8 @@ FEEDBACK_DELAY_S = 2e-3
 """Longest that feedback waits otherwise: small against the least retransmission timeout."""
 TRAIN_SLABS = 8
 """Most super-packets that are checked and placed together."""
+MAX_ANSWERS = 4
+"""Most copies of a feedback that answers a repeated question (see ``sender.PROBE_COPIES``)."""
 MAX_MESSAGES = 4096
 """Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
 
@@ -104,7 +106,7 @@ class ReceiveSpace:
 class ReceivePath:
     """What came on one path and what feedback is owed for it."""
 
-    __slots__ = ("asked", "due_at", "echo", "echo_at", "spaces", "unreported_bytes")
+    __slots__ = ("asked", "copies", "due_at", "echo", "echo_at", "heard_bytes", "spaces", "unreported_bytes")
 
     def __init__(self) -> None:
         self.spaces = [ReceiveSpace() for _ in range(4)]
@@ -113,6 +115,8 @@ class ReceivePath:
         self.echo_at = 0.0
         self.due_at = float("inf")
         self.asked = False
+        self.copies = 1  # of the next answer
+        self.heard_bytes = 0  # since the last answer
 
 
 class PeerReceiver:
@@ -409,6 +413,8 @@ class PeerReceiver:
         space.mark(full, bursts, mask)
         # A gap is told at once, and so is what a sender asks for.
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
+        if header[1] == wire.Type.DATA:
+            path.heard_bytes += nbytes
         self._note_arrival(path, slab, header[11])
 
     def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int) -> None:
@@ -435,11 +441,18 @@ class PeerReceiver:
                 return False
         elif type_ == wire.Type.END:
             self._on_end(message_id, now)
-            self.paths[header[3]].asked = True
+            self._on_question(self.paths[header[3]])
         elif type_ == wire.Type.PING:
-            self.paths[header[3]].asked = True
+            self._on_question(self.paths[header[3]])
         self._mark(slab, header, header[10], 1, HEADER_BYTES + len(payload))
         return True
+
+    def _on_question(self, path: ReceivePath) -> None:
+        """END or PING: an answer is due at once, in more copies if nothing but questions came since the last one."""
+        if not path.asked:
+            path.copies = 1 if path.heard_bytes else min(path.copies + 1, MAX_ANSWERS)
+            path.heard_bytes = 0
+        path.asked = True
 
     def _on_open(self, message_id: int, opened: wire.Open, now: float) -> bool:
         if message_id in self.tombstones or self._round_over(round_of(message_id)):
@@ -529,10 +542,11 @@ class PeerReceiver:
         for spaces in self._fitting(path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)):
             feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces)
             payloads.append(wire.encode_feedback(feedback))
+        copies = path.copies if path.asked else 1
         path.unreported_bytes = 0
         path.due_at = float("inf")
         path.asked = False
-        return payloads
+        return payloads * copies
 
     def _fitting(self, path: ReceivePath, room: int) -> list[tuple[wire.Space, ...]]:
         """Reports of the classes that have news, in groups that fit into ``room`` bytes; one group at least."""

@@ -37,6 +37,8 @@ STEADY_PROBES = 64
 """Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
 MAX_PROBE_GAP_S = 1.0
 """Longest distance between probes of a silent peer."""
+PROBE_COPIES = 4
+"""Most copies of a probe, and of the answer to one that was repeated."""
 KEPT_LOST = 64
 """Flights declared lost that are remembered per (path, class), to notice that they had only been late."""
 
@@ -509,6 +511,9 @@ class PeerSender:
             if message is not None:
                 self._grant(message, limit)
         before = path.inflight_bytes
+        # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
+        # got through.
+        path.on_rtt(max(wire.since_us(feedback.echo, wire.clock_us(now)), 1e-6))
         for space in feedback.spaces:
             self._on_masks(path, path.spaces[space.cls & 3], space, now)
         acked = before - path.inflight_bytes
@@ -549,7 +554,6 @@ class PeerSender:
             space.flights = kept
         if newest is not None:
             space.largest_acked = max(space.largest_acked, newest.seq)
-            path.on_rtt(max(now - newest.sent_at, 1e-6))
         if space.lost:
             self._notice_late(path, space, report, now)
 
@@ -644,26 +648,32 @@ class PeerSender:
                 self._probe(path, now)
 
     def _probe(self, path: SendPath, now: float) -> None:
-        """Ask for feedback in every class that has something in flight, and for grants that may have been lost."""
+        """Ask for feedback in every class that has something in flight, and for grants that may have been lost.
+
+        Repeated probes go out as several copies: in a loss burst of 80 % a single question and its single answer both arrive once
+        in 25 times, four copies of each seven times in twenty.
+        """
         path.probes += 1
         path.probe_at = float("inf")
-        asked = False
+        probes = self._questions(path)
+        if probes:
+            self.control.extend(probes * min(path.probes, PROBE_COPIES))
+            path.arm_probe(now)
+
+    def _questions(self, path: SendPath) -> list[Control]:
+        probes = []
         for cls, space in enumerate(path.spaces):
             if not space.flights:
                 continue
-            asked = True
             self._trim_probes(path, space)
             owner = next((f.message for f in reversed(space.flights) if f.message is not None), None)
             if owner is not None:
-                probe = Control(Type.END, owner.id, chunks=owner.spec.chunks, cls=cls, path=path.path)
+                probes.append(Control(Type.END, owner.id, chunks=owner.spec.chunks, cls=cls, path=path.path))
             else:
-                probe = Control(Type.PING, 0, cls=cls, path=path.path)
-            self.control.append(probe)
-        if not asked and any(m.blocked() for m in self.messages.values()):
-            asked = True
-            self.control.append(Control(Type.PING, 0, path=path.path))
-        if asked:
-            path.arm_probe(now)
+                probes.append(Control(Type.PING, 0, cls=cls, path=path.path))
+        if not probes and any(m.blocked() for m in self.messages.values()):
+            probes.append(Control(Type.PING, 0, path=path.path))
+        return probes
 
     def _trim_probes(self, path: SendPath, space: SendSpace) -> None:
         """Keep only the last probes of a silent peer, so that they do not fill the mask window."""
