@@ -27,8 +27,9 @@ from dblp.transport.wire import Type
 
 DATAGRAM_OVERHEAD_BYTES = 900
 """Kernel memory that a queued datagram costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
-MIN_RTO_S = 10e-3
-"""Least retransmission timeout: above what a delayed feedback and a busy scheduler cost on a healthy host."""
+MIN_RTO_S = 5e-3
+"""Least retransmission timeout: above a delayed feedback (2 ms) and a tick of the scheduler. A timeout that was not needed
+costs a probe and its answer, never a retransmission."""
 MAX_RTO_S = 2.0
 """Largest timeout before back-off: paths of one second of round trip work still."""
 INITIAL_RTT_S = 30e-3
@@ -657,7 +658,7 @@ class PeerSender:
         path.probe_at = float("inf")
         probes = self._questions(path)
         if probes:
-            self.control.extend(probes * min(path.probes, PROBE_COPIES))
+            self.control.extend(probes * min(path.probes + 1, PROBE_COPIES))
             path.arm_probe(now)
 
     def _questions(self, path: SendPath) -> list[Control]:
