@@ -157,7 +157,7 @@ class BurstBuffer:
         headers[:] = row
         layout.positions[:bursts] = wire.POSITIONS[:rows]
         layout.numbers[:bursts] = wire.wire_sequence(seq, bursts)[:, None]
-        layout.indices[:bursts] = wire.wire_indices(stop)[first:stop].reshape(bursts, rows)
+        layout.indices[:bursts] = wire.wire_indices(first, stop).reshape(bursts, rows)
         np.add(
             layout.offsets[:bursts],
             np.uint64(source.pointer + first * chunk_bytes),
@@ -173,7 +173,7 @@ class BurstBuffer:
         stride, headers, positions, indices, payload = self._layout(chunk_bytes, source.rows.itemsize)
         headers[:count] = row
         positions[:count] = wire.POSITIONS[:count]
-        indices[:count] = wire.wire_indices(first + count)[first : first + count]
+        indices[:count] = wire.wire_indices(first, first + count)
         full = min(count, source.full - first)
         if full > 0:
             payload[:full] = source.rows[first : first + full]

@@ -341,7 +341,7 @@ class Core:
         if header[0] != wire.VERSION:
             self.drops[Drop.VERSION] += 1
             self._replies += self.handshake.on_other_version(
-                header[0], header[1], header[6], header[3], slab.source(at)
+                header[0], header[1], header[6], header[3], slab.source(at), size
             )
             return 1
         receiver = self.receivers.get(header[6])
@@ -353,7 +353,7 @@ class Core:
             return 1
         type_ = header[1]
         if type_ in _HANDSHAKE:
-            self._on_handshake(slab, at, size)
+            self._on_handshake(slab, at, now)
             return 1
         if (header[6], header[3]) not in self.handshake.proved:
             self.drops[Drop.NOT_CONNECTED] += 1
@@ -373,12 +373,13 @@ class Core:
         self._on_control(receiver, slab, at, size, header, now)
         return 1
 
-    def _on_handshake(self, slab: Slab, at: int, size: int) -> None:
+    def _on_handshake(self, slab: Slab, at: int, now: float) -> None:
         datagram = slab.datagram(at)
         header = wire.decode_header(datagram)
-        before = self.handshake.bad_cookies
-        self._replies += self.handshake.on_datagram(header, datagram[HEADER_BYTES:], slab.source(at), 0.0)
-        self.drops[Drop.COOKIE] += self.handshake.bad_cookies - before
+        cookies, ignored = self.handshake.bad_cookies, self.handshake.ignored
+        self._replies += self.handshake.on_datagram(header, datagram[HEADER_BYTES:], slab.source(at), now)
+        self.drops[Drop.COOKIE] += self.handshake.bad_cookies - cookies
+        self.drops[Drop.HANDSHAKE] += self.handshake.ignored - ignored
         key = (header.rank, header.path)
         if key in self.handshake.addresses:
             path = self.senders[header.rank].paths[header.path]
@@ -396,7 +397,7 @@ class Core:
             if feedback is None:
                 self.drops[Drop.PAYLOAD] += 1
             else:
-                self.senders[peer].on_feedback(header[3], feedback, slab.received_at, now)
+                self.senders[peer].on_feedback(header[3], header[10], feedback, slab.received_at, now)
             return
         if not receiver.on_control(slab, header, payload, now):
             return
@@ -404,7 +405,9 @@ class Core:
             self._on_open(peer, receiver, header[8], now)
         elif type_ == Type.FINAL:
             final = wire.decode_final(payload)
-            if final is not None:
+            if final is None:
+                self.drops[Drop.PAYLOAD] += 1
+            else:
                 self.senders[peer].on_final(header[8], final)
         elif type_ == Type.ABORT:
             self._on_abort(peer, payload)
@@ -503,7 +506,7 @@ class Core:
         sender = self.senders[peer]
         finals = [
             Control(Type.FINAL, message_id, wire.encode_final(part))
-            for part in receiver.tombstones[message_id]
+            for part in receiver.tombstones.get(message_id, ())
         ]
         for control in finals:
             sender.queue_control(control)

@@ -1,7 +1,7 @@
 """Handshake of two ranks on each path: HELLO, RETRY with a cookie, HELLO again, WELCOME.
 
-The higher rank begins. The lower one answers the first HELLO with a stateless cookie bound to the source address and
-the nonce, no longer than the HELLO, and holds state only for a HELLO that brings it back: addresses are proved both ways (RFC 9000, section 8,
+The higher rank begins. The lower one answers a HELLO with a stateless cookie bound to the source address and the nonce, never
+longer than the HELLO, and holds state only for a HELLO that brings it back: addresses are proved both ways (RFC 9000, section 8,
 in spirit). Payloads are msgpack maps; unknown keys are ignored, another major version is an error on both sides.
 """
 
@@ -18,6 +18,7 @@ import msgpack
 
 from dblp.errors import DblpError, HandshakeError, VersionError
 from dblp.transport import wire
+from dblp.transport.config import HEADER_BYTES
 from dblp.transport.port import Address
 from dblp.transport.wire import Type
 
@@ -91,6 +92,7 @@ class Handshake:
         self.windows: dict[int, int] = {}
         self.error: DblpError | None = None
         self.bad_cookies = 0
+        self.ignored = 0
         self._secret = secret
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         for peer, paths in enumerate(addresses):
@@ -122,30 +124,40 @@ class Handshake:
         return due
 
     def on_datagram(self, header: wire.Header, payload: bytes, source: Address, now: float) -> list[Reply]:
-        """A handshake datagram of our session came; returns what to answer. ``error`` is set if it ends the matter."""
+        """A handshake datagram of our session came; returns what to answer. ``error`` is set if it ends the matter.
+
+        What is not decodable, too short, or fits no attempt of ours (late repeats do that) is ``ignored`` and counted.
+        """
+        peer, path = header.rank, header.path
         try:
             body = msgpack.unpackb(payload)
         except Exception:  # msgpack raises many kinds on garbage
-            return []
+            body = None
         if not isinstance(body, dict):
+            self.ignored += 1
             return []
-        peer, path = header.rank, header.path
         if header.type == Type.HELLO:
+            if len(payload) < HELLO_BYTES or peer <= self.identity.rank:
+                self.ignored += 1
+                return []
             return self._on_hello(peer, path, body, source)
-        if header.type == Type.RETRY:
-            return self._on_retry(peer, path, body, now)
-        if header.type == Type.WELCOME:
+        attempt = self._attempts.get((peer, path))
+        if attempt is None:
+            self.ignored += 1
+        elif header.type == Type.RETRY:
+            return self._on_retry(attempt, body, now)
+        elif header.type == Type.WELCOME:
             self._on_welcome(peer, path, body)
-        elif header.type == Type.REFUSE and (peer, path) in self._attempts:
+        else:
             self.error = HandshakeError(
-                f"rank {peer} at {source.host}:{source.port} refused: {body.get('why')}", [peer]
+                f"rank {peer} at {source.host}:{source.port} refused: {str(body.get('why'))[:300]}", [peer]
             )
         return []
 
     def on_other_version(
-        self, version: int, header_type: int, peer: int, path: int, source: Address
+        self, version: int, header_type: int, peer: int, path: int, source: Address, size: int
     ) -> list[Reply]:
-        """A datagram of our session came that speaks another major version."""
+        """A datagram of our session, ``size`` bytes, came that speaks another major version."""
         self.error = VersionError(
             f"rank {peer} at {source.host}:{source.port} speaks version {version} of the dblp protocol, "
             f"this rank ({self.identity.rank}) version {wire.VERSION}: install the same dblp on all hosts",
@@ -153,8 +165,10 @@ class Handshake:
         )
         if header_type != Type.HELLO:
             return []
-        why = {"why": f"it speaks version {wire.VERSION} of the dblp protocol, not {version}"}
-        return [Reply(Type.REFUSE, path, source, msgpack.packb(why))]
+        why = msgpack.packb({"why": f"it speaks version {wire.VERSION} of the dblp protocol, not {version}"})
+        if HEADER_BYTES + len(why) > size:  # its address is not proved
+            return []
+        return [Reply(Type.REFUSE, path, source, why)]
 
     def _hello(self, attempt: _Attempt) -> bytes:
         body = self.identity.to_map() | {"nonce": attempt.nonce, "cookie": attempt.cookie}
@@ -170,7 +184,8 @@ class Handshake:
 
     def _on_hello(self, peer: int, path: int, body: dict[str, Any], source: Address) -> list[Reply]:
         nonce, cookie = body.get("nonce"), body.get("cookie")
-        if not isinstance(nonce, bytes) or not isinstance(cookie, bytes) or peer <= self.identity.rank:
+        if not isinstance(nonce, bytes) or not isinstance(cookie, bytes) or len(nonce) > COOKIE_BYTES:
+            self.ignored += 1
             return []
         expected = self._cookie(source, nonce)
         if not hmac.compare_digest(cookie, expected):
@@ -189,23 +204,25 @@ class Handshake:
         mine, theirs = self.identity.to_map(), body
         for name in ("world_size", "generation", "paths", "datagram_bytes", "byteorder"):
             if theirs.get(name) != mine[name]:
-                return f"{name} is {theirs.get(name)!r} on rank {peer} and {mine[name]!r} on rank {self.identity.rank}"
+                value = repr(theirs.get(name))[:40]
+                return f"{name} is {value} on rank {peer} and {mine[name]!r} on rank {self.identity.rank}"
         if not 0 <= path < self.identity.paths or theirs.get("rank") != peer:
-            return f"path {path} or rank {theirs.get('rank')} contradicts the header"
+            return f"path {path} or rank {str(theirs.get('rank'))[:40]} contradicts the header"
         return ""
 
-    def _on_retry(self, peer: int, path: int, body: dict[str, Any], now: float) -> list[Reply]:
-        attempt = self._attempts.get((peer, path))
+    def _on_retry(self, attempt: _Attempt, body: dict[str, Any], now: float) -> list[Reply]:
         cookie = body.get("cookie")
-        if attempt is None or body.get("nonce") != attempt.nonce or not isinstance(cookie, bytes):
+        if body.get("nonce") != attempt.nonce or not isinstance(cookie, bytes) or len(cookie) > COOKIE_BYTES:
+            self.ignored += 1
             return []
         attempt.cookie = cookie
         attempt.next_at = now
         return self.hellos(now)
 
     def _on_welcome(self, peer: int, path: int, body: dict[str, Any]) -> None:
-        attempt = self._attempts.get((peer, path))
-        if attempt is None or body.get("nonce") != attempt.nonce:
+        attempt = self._attempts[peer, path]
+        if body.get("nonce") != attempt.nonce:
+            self.ignored += 1
             return
         why = self._disagreement(peer, path, body)
         if why:

@@ -31,6 +31,9 @@ TRAIN_SLABS = 8
 """Most super-packets that are checked and placed together."""
 MAX_ANSWERS = 4
 """Most copies of a feedback that answers a repeated question (see ``sender.PROBE_COPIES``)."""
+MAX_TOMBSTONES = 8192
+"""Ended messages of a peer whose FINAL can be repeated at once when something late comes. FINAL is repeated until it is
+acknowledged in any case, so the oldest may go: groups without watermarks (point to point) would keep all of them."""
 MAX_MESSAGES = 4096
 """Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
 
@@ -51,6 +54,7 @@ class Drop(enum.Enum):
     LATE = "message is over"
     EARLY_FULL = "receive not posted and the early pool is full"
     COOKIE = "wrong handshake cookie"
+    HANDSHAKE = "handshake datagram that fits no attempt of ours"
 
 
 class ReceiveSpace:
@@ -169,8 +173,10 @@ class PeerReceiver:
             return 0
         spec = message.spec
         assert spec is not None
+        if spec.chunk_bytes != payload or count > wire.BURST_DATAGRAMS:
+            return 0
         bursts = min(len(slabs), (spec.nbytes // payload - first) // count)
-        if bursts < 1 or spec.chunk_bytes != payload:
+        if bursts < 1:
             return 0
         rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, slab.offset, (spacing, slab.size, 8))
         bursts = self._intact_bursts(rows, header, first, seq)
@@ -198,7 +204,8 @@ class PeerReceiver:
         Headers are copied together and compared with an expectation that stands from the last train of the same message:
         operations over whole columns, not over rows of six words, which numpy walks one by one.
         """
-        bursts, count = rows.shape[:2]
+        bursts: int = rows.shape[0]
+        count: int = rows.shape[1]
         if self._expected_for != (header[:9], count):
             self._expected_for = (header[:9], count)
             self._expect(rows[0, 0], count)
@@ -211,11 +218,11 @@ class PeerReceiver:
         else:
             words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
         stop = first + bursts * count
-        words[..., 10] = wire.wire_indices(stop)[first:stop].reshape(bursts, count)
+        words[..., 10] = wire.wire_indices(first, stop).reshape(bursts, count)
         if np.array_equal(seen, expected):
             return bursts
-        whole: npt.NDArray[np.bool_] = (seen == expected).all(axis=(1, 2))
-        return int(whole.argmin())
+        differ: npt.NDArray[np.intp] = np.flatnonzero((seen != expected).any(axis=(1, 2)))
+        return int(differ[0])
 
     def _expect(self, row: npt.NDArray[np.uint64], count: int) -> None:
         """Lay out the expectation for bursts of ``count`` datagrams that start like ``row``."""
@@ -229,6 +236,9 @@ class PeerReceiver:
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as
         one group; the caller goes on with the rest."""
+        if header[13] >= header[9]:
+            self._drops[Drop.CHUNK] += 1
+            return 1
         last_whole = start + count == slab.count
         size = slab.size
         tail = slab.last if last_whole else size
@@ -245,12 +255,12 @@ class PeerReceiver:
     def _uniform(self, slab: Slab, start: int, count: int, header: tuple[int, ...]) -> int:
         """How many datagrams from ``start`` are consecutive chunks of one burst; 0 if not even two are."""
         chunk, position = header[13], header[5]
-        count = min(count, wire.BURST_DATAGRAMS - position)
+        count = min(count, wire.BURST_DATAGRAMS - position, header[9] - chunk)
         rows = slab.rows(start, count, 0, 6, _U64)
         expected = self._expected[:count]
         expected[:] = rows[0]
         self._expected_bytes[:count, 5] = wire.POSITIONS[position : position + count]
-        self._expected_words[:count, 10] = wire.wire_indices(chunk + count)[chunk : chunk + count]
+        self._expected_words[:count, 10] = wire.wire_indices(chunk, chunk + count)
         same = rows == expected
         if same.all():
             return count
@@ -508,6 +518,8 @@ class PeerReceiver:
         message.closed = True
         self.messages.pop(message.id, None)
         self.tombstones[message.id] = wire.final_parts(message.have)
+        if len(self.tombstones) > MAX_TOMBSTONES:
+            del self.tombstones[next(iter(self.tombstones))]
         self.completed.append(message)
 
     def forget(self, message: Incoming) -> None:

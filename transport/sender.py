@@ -57,6 +57,11 @@ def full_mask(bursts: int, count: int) -> int:
     return mask
 
 
+def _bursts_ahead(seq: int, base: int) -> int:
+    """How far burst ``seq`` lies beyond the one whose low 32 bits are ``base``; negative before it."""
+    return ((seq - base + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+
+
 class Flight:
     """What one burst carried, or a train of ``bursts`` full ones. ``unacked`` has a bit for each datagram that is not
     acknowledged yet, 64 bits a burst."""
@@ -169,7 +174,8 @@ class SendPath:
         self.probe_at = float("inf")
         self.loss_at = float("inf")
         self.next_send_at = 0.0
-        self.feedback_seq = -1
+        self.feedback_seq = -1  # number of the last feedback sent
+        self.feedback_seen = -1  # number of the newest feedback received
 
     @property
     def rto(self) -> float:
@@ -224,7 +230,6 @@ class PeerSender:
         self.paths = [SendPath(path, address, window_bytes, config) for path, address in enumerate(addresses)]
         self.messages: dict[int, Outgoing] = {}
         self.control: deque[Control] = deque()
-        self.finals: dict[int, list[Control]] = {}
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self._active_ids: set[int] = set()
         self._buffer = buffer
@@ -503,45 +508,56 @@ class PeerSender:
 
     # --- what the peer says
 
-    def on_feedback(self, path_id: int, feedback: wire.Feedback, received_at: float, now: float) -> None:
-        """Masks, credit, grants and a round trip sample."""
+    def on_feedback(
+        self, path_id: int, number: int, feedback: wire.Feedback, received_at: float, now: float
+    ) -> None:
+        """Masks, credit, grants and a round trip sample. Of an older feedback than the last (``number`` counts them on each
+        path), overtaken or replayed, only the masks and grants hold still: they never take anything back."""
         path = self.paths[path_id]
-        path.window_bytes = feedback.window_bytes
+        newer = _bursts_ahead(number, path.feedback_seen & 0xFFFFFFFF) > 0
+        if newer:
+            path.feedback_seen = number
+            path.window_bytes = feedback.window_bytes
         for message_id, limit in feedback.grants:
             message = self.messages.get(message_id)
             if message is not None:
                 self._grant(message, limit)
         before = path.inflight_bytes
-        # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
-        # got through.
-        path.on_rtt(max(wire.since_us(feedback.echo, wire.clock_us(now)), 1e-6))
-        for space in feedback.spaces:
-            self._on_masks(path, path.spaces[space.cls & 3], space, now)
+        news = [self._on_masks(path, path.spaces[space.cls & 3], space, now) for space in feedback.spaces]
+        if any(news) and newer:
+            # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
+            # got through. Without news (a grant, a repeated answer) the last arrival may be old.
+            path.on_rtt(max(wire.since_us(feedback.echo, wire.clock_us(now)), 1e-6))
         acked = before - path.inflight_bytes
         if acked > 0:
             held = feedback.held_us * 1e-6
             rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
             path.congestion.on_acked(acked, max(rtt, 1e-6), now=now)
-        if acked > 0 or feedback.asked:
+        if acked > 0 or (feedback.asked and newer):
             path.probes = 0
             path.arm_probe(now)
         self._detect_loss(path, now)
         if not any(space.flights for space in path.spaces):
             path.probe_at = float("inf")
 
-    def _on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
+    def _on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> bool:
+        """Acknowledge what the report names; True if there was anything new."""
         masks, base = report.masks, report.base
-        stop = base + report.count
         kept: deque[Flight] = deque()
         flights = space.flights
         newest: Flight | None = None
         while flights:
             flight = flights[0]
-            ahead = ((flight.seq & 0xFFFFFFFF) - base) * wire.BURST_DATAGRAMS
-            if flight.seq & 0xFFFFFFFF >= stop:
+            ahead = _bursts_ahead(flight.seq, base)
+            if ahead >= report.count:
                 break
             flights.popleft()
-            got = (masks >> ahead if ahead >= 0 else masks << -ahead) & flight.unacked
+            if ahead >= 0:
+                got = (masks >> (ahead * wire.BURST_DATAGRAMS)) & flight.unacked
+            else:  # a train of which the report has the end, or what it does not speak of any more
+                got = (
+                    masks << (-ahead * wire.BURST_DATAGRAMS) & flight.unacked if -ahead < flight.bursts else 0
+                )
             if got:
                 newest = flight
                 self._on_acked(flight, got)
@@ -557,6 +573,7 @@ class PeerSender:
             space.largest_acked = max(space.largest_acked, newest.seq)
         if space.lost:
             self._notice_late(path, space, report, now)
+        return newest is not None
 
     def _on_acked(self, flight: Flight, got: int) -> None:
         flight.unacked ^= got
@@ -576,10 +593,10 @@ class PeerSender:
     def _notice_late(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
         """Flights declared lost that came after all: the path reorders more than was believed."""
         for flight in space.lost:
-            ahead = ((flight.seq & 0xFFFFFFFF) - report.base) * wire.BURST_DATAGRAMS
-            if not 0 <= ahead < report.count * wire.BURST_DATAGRAMS:
+            ahead = _bursts_ahead(flight.seq, report.base)
+            if not 0 <= ahead < report.count:
                 continue
-            got = (report.masks >> ahead) & flight.unacked
+            got = (report.masks >> (ahead * wire.BURST_DATAGRAMS)) & flight.unacked
             if got:
                 self._on_acked(flight, got)
                 late = now - flight.sent_at - path.srtt

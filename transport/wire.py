@@ -151,12 +151,18 @@ def since_us(earlier: int, later: int) -> float:
 _index_table: npt.NDArray[np.uint32] = np.arange(1 << 16, dtype=np.uint32).byteswap()
 
 
-def wire_indices(stop: int) -> npt.NDArray[np.uint32]:
-    """Table whose entry i holds the four wire bytes of chunk index i, for i < stop at least."""
+MAX_INDEX_TABLE = 1 << 22
+"""Most entries of the table, 16 MB: chunks of a message of 6 GB. No datagram can make it grow further."""
+
+
+def wire_indices(first: int, stop: int) -> npt.NDArray[np.uint32]:
+    """The four wire bytes of the chunk indices first..stop-1, as native words; not to be written to."""
     global _index_table
     if stop > len(_index_table):
+        if stop > MAX_INDEX_TABLE:
+            return wire_sequence(first, stop - first)
         _index_table = np.arange(1 << (stop - 1).bit_length(), dtype=np.uint32).byteswap()
-    return _index_table
+    return _index_table[first:stop]
 
 
 def wire_index(value: int) -> int:
