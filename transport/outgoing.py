@@ -28,7 +28,7 @@ class Outgoing:
     __slots__ = (
         "acked", "chunks_resent", "chunks_sent", "cls", "detached", "done", "end_due", "final", "granted", "head", "id",
         "limit", "lost",
-        "lost_count", "may_miss", "on_done", "opened", "paths", "per_burst", "queue", "row", "source", "spec",
+        "loss_share", "may_miss", "on_done", "opened", "paths", "per_burst", "queue", "row", "source", "spec",
         "unoffered", "wakes",
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ class Outgoing:
         self.opened = False
         self.acked = np.zeros(spec.chunks, np.bool_)
         self.lost: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
-        self.lost_count = 0
+        self.loss_share = 0.0  # of the path, as its sender sees it
         self.chunks_sent = 0
         self.chunks_resent = 0
         self.paths: set[int] = set()
@@ -88,8 +88,12 @@ class Outgoing:
 
     @property
     def repairable(self) -> int:
-        """Lost chunks that must be sent again: all beyond what the receiver may miss."""
-        return max(0, len(self.lost) - self.may_miss)
+        """Lost chunks that must be sent again. While more are lost than the receiver may miss, as many more than the excess as
+        the path's own loss will take again: sending just the excess would approach the bound in ever smaller steps."""
+        excess = len(self.lost) - self.may_miss
+        if excess <= 0 or not self.may_miss:
+            return max(0, excess)
+        return min(len(self.lost), int(excess / (1.0 - self.loss_share)) + 1)
 
     @property
     def all_sent(self) -> bool:
@@ -143,7 +147,8 @@ class Outgoing:
     def take_lost(self, most: int) -> npt.NDArray[np.uint32]:
         """Next lost chunks to repair, ascending, at most ``most``; may be empty."""
         lost = self.lost[~self.acked[self.lost]]
-        count = min(max(0, len(lost) - self.may_miss), most, self.per_burst)
+        self.lost = lost
+        count = min(self.repairable, most, self.per_burst)
         self.lost = lost[count:]
         self.chunks_resent += count
         return lost[:count]
@@ -152,7 +157,6 @@ class Outgoing:
         """These chunks were declared lost."""
         fresh = chunks[~self.acked[chunks]]
         if len(fresh):
-            self.lost_count += len(fresh)
             self.lost = np.union1d(self.lost, fresh).astype(np.uint32, copy=False)
 
     def add_final(self, final: wire.Final) -> Sent | None:

@@ -29,6 +29,8 @@ FEEDBACK_DELAY_S = 2e-3
 """Longest that feedback waits otherwise: small against the least retransmission timeout."""
 TRAIN_SLABS = 8
 """Most super-packets that are checked and placed together."""
+LOSSY_S = 50e-3
+"""A path is lossy for this long after a gap: answers go out twice."""
 MAX_ANSWERS = 4
 """Most copies of a feedback that answers a repeated question (see ``sender.PROBE_COPIES``)."""
 MAX_TOMBSTONES = 8192
@@ -110,7 +112,17 @@ class ReceiveSpace:
 class ReceivePath:
     """What came on one path and what feedback is owed for it."""
 
-    __slots__ = ("asked", "copies", "due_at", "echo", "echo_at", "heard_bytes", "spaces", "unreported_bytes")
+    __slots__ = (
+        "asked",
+        "copies",
+        "due_at",
+        "echo",
+        "echo_at",
+        "gap_at",
+        "heard_bytes",
+        "spaces",
+        "unreported_bytes",
+    )
 
     def __init__(self) -> None:
         self.spaces = [ReceiveSpace() for _ in range(4)]
@@ -121,6 +133,7 @@ class ReceivePath:
         self.asked = False
         self.copies = 1  # of the next answer
         self.heard_bytes = 0  # since the last answer
+        self.gap_at = -1.0  # when a burst was last found missing or incomplete
 
 
 class PeerReceiver:
@@ -423,6 +436,8 @@ class PeerReceiver:
         space.mark(full, bursts, mask)
         # A gap is told at once, and so is what a sender asks for.
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
+        if gap or mask.bit_count() < header[4]:
+            path.gap_at = slab.received_at
         if header[1] == wire.Type.DATA:
             path.heard_bytes += nbytes
         self._note_arrival(path, slab, header[11])
@@ -460,7 +475,8 @@ class PeerReceiver:
     def _on_question(self, path: ReceivePath) -> None:
         """END or PING: an answer is due at once, in more copies if nothing but questions came since the last one."""
         if not path.asked:
-            path.copies = 1 if path.heard_bytes else min(path.copies + 1, MAX_ANSWERS)
+            lossy = path.echo_at - path.gap_at < LOSSY_S
+            path.copies = 1 + lossy if path.heard_bytes else min(path.copies + 1, MAX_ANSWERS)
             path.heard_bytes = 0
         path.asked = True
 
@@ -496,7 +512,7 @@ class PeerReceiver:
     @property
     def unended_quiet_s(self) -> float:
         """The same without END: END itself may be lost, and is repeated after a timeout."""
-        return 2.0 * self.quiet_s + 50e-3
+        return 2.0 * self.quiet_s + 20e-3
 
     def _finish_if_complete(self, message: Incoming, now: float) -> None:
         spec = message.spec

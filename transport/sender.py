@@ -38,6 +38,8 @@ STEADY_PROBES = 64
 """Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
 MAX_PROBE_GAP_S = 1.0
 """Longest distance between probes of a silent peer."""
+REPAIR_ENDS = 2
+"""Copies of END behind a repair: where a repair was needed, END itself may be lost."""
 PROBE_COPIES = 4
 """Most copies of a probe, and of the answer to one that was repeated."""
 KEPT_LOST = 64
@@ -174,8 +176,20 @@ class SendPath:
         self.probe_at = float("inf")
         self.loss_at = float("inf")
         self.next_send_at = 0.0
+        self.acked_lately = 1.0
+        self.lost_lately = 0.0
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
+
+    @property
+    def loss_share(self) -> float:
+        """Share of the datagrams that were lost lately, at most 0.95."""
+        return min(self.lost_lately / (self.acked_lately + self.lost_lately), 0.95)
+
+    def forget_loss(self) -> None:
+        """Let what was acknowledged and lost before weigh less than what comes now."""
+        self.acked_lately = max(0.75 * self.acked_lately, 1.0)
+        self.lost_lately *= 0.75
 
     @property
     def rto(self) -> float:
@@ -458,8 +472,12 @@ class PeerSender:
         return train
 
     def _note_sent(self, message: Outgoing, path: SendPath, first_time: bool) -> None:
+        """After the last of what can leave, END asks at once what came: of large or bounded messages, and of repairs."""
         message.paths.add(path.path)
-        if first_time and message.all_sent and (message.spec.chunks > message.per_burst or message.may_miss):
+        if not first_time:
+            if not message.repairable:
+                message.end_due.extend([path.path] * REPAIR_ENDS)
+        elif message.all_sent and (message.spec.chunks > message.per_burst or message.may_miss):
             message.end_due.extend(sorted(message.paths))
 
     def _stamp(self, message: Outgoing, path: SendPath, count: int, seq: int, ask: bool, now: float) -> None:
@@ -523,6 +541,7 @@ class PeerSender:
             if message is not None:
                 self._grant(message, limit)
         before = path.inflight_bytes
+        path.forget_loss()
         news = [self._on_masks(path, path.spaces[space.cls & 3], space, now) for space in feedback.spaces]
         if any(news) and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
@@ -560,6 +579,7 @@ class PeerSender:
                 )
             if got:
                 newest = flight
+                path.acked_lately += got.bit_count()
                 self._on_acked(flight, got)
             if flight.unacked:
                 kept.append(flight)
@@ -625,6 +645,7 @@ class PeerSender:
         path.inflight_bytes -= flight.nbytes
         path.inflight_cost -= flight.cost
         lost = flight.unacked.bit_count()
+        path.lost_lately += lost
         path.congestion.on_lost(lost * flight.nbytes // (flight.count * flight.bursts), now=now)
         if flight.control is not None:
             if flight.control.reliable and not flight.control.dropped:
@@ -633,6 +654,7 @@ class PeerSender:
         space.lost.append(flight)
         message = flight.message
         if message is not None and not message.done:
+            message.loss_share = path.loss_share
             message.add_lost(flight.chunks_at(flight.unacked))
             self._wake(message)
 
