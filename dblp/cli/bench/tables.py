@@ -91,9 +91,7 @@ def _place(result: SizeResult) -> tuple[str, str]:
 
 
 def _table(caption: str) -> Table:
-    return Table(
-        box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption, caption_justify="left"
-    )
+    return Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption, caption_justify="left")
 
 
 def _label(arm: str) -> str:
