@@ -22,10 +22,11 @@ MAX_DECREASE = 0.5
 """Swift's max_mdf: the window at most halves at once."""
 BETA = 0.8
 """Swift's beta: share of the excess delay by which the window shrinks."""
-LOSS_SHARE = 0.02
+LOSS_SHARE = 0.05
 """Loss below this share is taken for random even when the queue is not empty."""
-LOSS_DELAY_S = 1e-4
-"""Loss is taken for congestion only while the delay is raised by at least this."""
+LOSS_DELAY_S = 2.5e-4
+"""Loss is taken for congestion only while the delay is raised by at least this: half of what a full 64 KiB queue takes to
+drain at 1 Gb/s."""
 FILTER_SAMPLES = 8
 """The delay is the least of this many samples: a sender or receiver that lost its processor for a moment is no congestion,
 a queue delays them all."""
