@@ -30,6 +30,8 @@ from dblp.transport.wire import Type
 CREDIT_SHARE = 0.8
 """Share of the kernel's receive buffer that is granted: the rest takes control, retransmissions and what was granted before the
 number of senders rose."""
+SMALL_BYTES = 4096
+"""Bursts up to this size don't count against a turn."""
 _HANDSHAKE = (Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE)
 _TYPES = frozenset(int(type_) for type_ in Type)
 
@@ -236,8 +238,8 @@ class Core:
         self._after_receive(now)
 
     def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst | Train]:
-        """What may leave now: up to ``most`` bursts or trains, peers in turn, control and feedback first. Each is valid until
-        the next is asked for, and counts as sent."""
+        """What may leave now: control and feedback, and up to ``most`` trains or bursts of some size, peers in turn. Each is
+        valid until the next is asked for, and counts as sent."""
         if self._replies:
             for reply in self._take_replies():
                 yield self._reply_burst(reply, now)
@@ -254,7 +256,8 @@ class Core:
                 idle += 1
                 continue
             idle = 0
-            most -= 1
+            if isinstance(burst, Train) or len(burst.data) > SMALL_BYTES:
+                most -= 1
             yield burst
 
     def next_timeout(self) -> float:

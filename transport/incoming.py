@@ -94,6 +94,15 @@ class Incoming:
             if self.on_chunks is not None:
                 self.on_chunks(int(chunks[start]), stop - start)
 
+    def fits(self, first: int, count: int, payload: int) -> bool:
+        """Datagrams of ``payload`` bytes may be chunks first.. of this message: whole chunks, or its short last one alone."""
+        spec = self.spec
+        assert spec is not None
+        stop = first + count
+        if payload == spec.chunk_bytes:
+            return stop * payload <= spec.nbytes
+        return count == 1 and stop == len(self.have) and first * spec.chunk_bytes + payload == spec.nbytes
+
     def accept_run(self, first: int, rows: npt.NDArray[Any]) -> None:
         """The fast path: chunks first.., in the sink's dtype, none of which was here before."""
         count = len(rows)

@@ -22,12 +22,12 @@ from dblp.transport.incoming import Incoming
 from dblp.transport.message import round_of
 from dblp.transport.port import Slab
 
-FEEDBACK_EVERY_BYTES = 1024 * 1024
+FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
 """Unacknowledged bytes after which feedback is due at once, where credit allows more than three times that; a sender whose
 window is smaller asks for it (``wire.ASK``)."""
-FEEDBACK_DELAY_S = 2e-3
-"""Longest that feedback waits otherwise: small against the least retransmission timeout."""
-TRAIN_SLABS = 8
+FEEDBACK_DELAY_S = 4e-3
+"""Longest that feedback waits otherwise: half of the least retransmission timeout."""
+TRAIN_SLABS = 16
 """Most super-packets that are checked and placed together."""
 LOSSY_S = 50e-3
 """A path is lossy for this long after a gap: answers go out twice."""
@@ -293,13 +293,10 @@ class PeerReceiver:
             message is not None
             and message.sink is not None
             and first >= message.high
-            and message.spec.chunk_bytes == payload  # type: ignore[union-attr]
-            and first + count <= len(message.have)
-            and (first + count < len(message.have) or not message.spec.nbytes % payload)  # type: ignore[union-attr]
+            and message.fits(first, count, payload)
         ):
-            message.accept_run(
-                first, slab.rows(start, count, HEADER_BYTES, message.per_chunk, message.sink.dtype)
-            )
+            width = payload // message.width
+            message.accept_run(first, slab.rows(start, count, HEADER_BYTES, width, message.sink.dtype))
             message.last_useful = now
             self.chunks_received += count
             self._finish_if_complete(message, now)

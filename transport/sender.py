@@ -27,8 +27,8 @@ from dblp.transport.wire import Type
 
 DATAGRAM_OVERHEAD_BYTES = 900
 """Kernel memory that a queued datagram costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
-MIN_RTO_S = 5e-3
-"""Least retransmission timeout: above a delayed feedback (2 ms) and a tick of the scheduler. A timeout that was not needed
+MIN_RTO_S = 8e-3
+"""Least retransmission timeout: above a delayed feedback (4 ms) and a tick of the scheduler. A timeout that was not needed
 costs a probe and its answer, never a retransmission."""
 MAX_RTO_S = 2.0
 """Largest timeout before back-off: paths of one second of round trip work still."""
@@ -38,8 +38,8 @@ STEADY_PROBES = 64
 """Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
 MAX_PROBE_GAP_S = 1.0
 """Longest distance between probes of a silent peer."""
-REPAIR_ENDS = 2
-"""Copies of END behind a repair: where a repair was needed, END itself may be lost."""
+HEAVY_LOSS = 0.1
+"""Loss share of a path above which END goes out twice behind a repair: it may be lost itself."""
 PROBE_COPIES = 4
 """Most copies of a probe, and of the answer to one that was repeated."""
 KEPT_LOST = 64
@@ -476,7 +476,7 @@ class PeerSender:
         message.paths.add(path.path)
         if not first_time:
             if not message.repairable:
-                message.end_due.extend([path.path] * REPAIR_ENDS)
+                message.end_due.extend([path.path] * (1 + (path.loss_share > HEAVY_LOSS)))
         elif message.all_sent and (message.spec.chunks > message.per_burst or message.may_miss):
             message.end_due.extend(sorted(message.paths))
 
@@ -496,12 +496,15 @@ class PeerSender:
         if not acknowledged:
             path.feedback_seq += 1
         seq = space.next_seq if acknowledged else path.feedback_seq
-        header = wire.Header(
-            wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message, control.chunks,
-            seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0, len(control.payload),
-        )  # fmt: skip
         buffer = self._buffer
-        nbytes = buffer.fill_control(wire.encode_header(header), control.payload)
+        nbytes = buffer.fill_control(
+            wire.encode_fields(
+                wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message,
+                control.chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0,
+                len(control.payload),
+            ),
+            control.payload,
+        )  # fmt: skip
         if acknowledged:
             self._launch(Flight(seq, 1, nbytes, now, None, 0, None, control), path, space, now)
         else:

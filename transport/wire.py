@@ -115,6 +115,10 @@ decode_header_from = _HEADER_STRUCT.unpack_from
 """``decode_header_from(buffer, offset)``: the fields of ``Header`` as a plain tuple (hot path)."""
 
 
+encode_fields = _HEADER_STRUCT.pack
+"""``encode_fields(*fields)``: the fields of ``Header`` in order as 48 bytes (hot path)."""
+
+
 def encode_header(header: Header) -> bytes:
     """One header as its 48 bytes."""
     return _HEADER_STRUCT.pack(*header)
