@@ -175,7 +175,7 @@ class Core:
             receiver.check(message, now)
         if receiver.completed:
             self._after_receive(now)
-        if not message.closed and spec.nbytes > self.config.early_bytes // 16:
+        if not message.closed and spec.nbytes > self.config.early_bytes // 8:
             self._grant(peer, now, message)
         return message
 
@@ -411,7 +411,7 @@ class Core:
             if final is None:
                 self.drops[Drop.PAYLOAD] += 1
             else:
-                self.senders[peer].on_final(header[8], final)
+                self.senders[peer].on_final(header[8], final, now)
         elif type_ == Type.ABORT:
             self._on_abort(peer, payload)
         elif type_ == Type.CLOSE:

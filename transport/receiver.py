@@ -172,6 +172,7 @@ class PeerReceiver:
         self._expected_bytes = self._expected.view(np.uint8)
         self._expected_words = self._expected.view(np.uint32)
         self._stop_at = float("inf")
+        self._answered: set[int] = set()  # messages over whose first END came after their FINAL had left
 
     # --- data
 
@@ -462,8 +463,8 @@ class PeerReceiver:
             if not self._on_open(message_id, opened, now):
                 return False
         elif type_ == wire.Type.END:
-            self._on_end(message_id, now)
-            self._on_question(self.paths[header[3]])
+            if self._on_end(message_id, now):
+                self._on_question(self.paths[header[3]])
         elif type_ == wire.Type.PING:
             self._on_question(self.paths[header[3]])
         self._mark(slab, header, header[10], 1, HEADER_BYTES + len(payload))
@@ -491,13 +492,20 @@ class PeerReceiver:
             message.opened_at = now
         return True
 
-    def _on_end(self, message_id: int, now: float) -> None:
+    def _on_end(self, message_id: int, now: float) -> bool:
+        """END of a message; False if its FINAL is the answer, which has just left or is about to."""
         message = self.messages.get(message_id)
         if message is not None:
             message.ended = True
             self._finish_if_complete(message, now)
-        elif message_id in self.tombstones:
-            self.late.add(message_id)
+            return not message.closed
+        if message_id not in self.tombstones:
+            return True
+        if message_id not in self._answered:
+            self._answered.add(message_id)
+            return False
+        self.late.add(message_id)
+        return True
 
     # --- completion
 
@@ -532,7 +540,9 @@ class PeerReceiver:
         self.messages.pop(message.id, None)
         self.tombstones[message.id] = wire.final_parts(message.have)
         if len(self.tombstones) > MAX_TOMBSTONES:
-            del self.tombstones[next(iter(self.tombstones))]
+            oldest = next(iter(self.tombstones))
+            del self.tombstones[oldest]
+            self._answered.discard(oldest)
         self.completed.append(message)
 
     def forget(self, message: Incoming) -> None:
@@ -550,6 +560,7 @@ class PeerReceiver:
         floor = group << 48
         for message_id in [m for m in self.tombstones if floor <= m < limit]:
             del self.tombstones[message_id]
+            self._answered.discard(message_id)
 
     # --- feedback and timers
 

@@ -176,6 +176,7 @@ class SendPath:
         self.probe_at = float("inf")
         self.loss_at = float("inf")
         self.next_send_at = 0.0
+        self.net_rtt = 1e-3  # the network's share of the round trip, as last seen
         self.acked_lately = 1.0
         self.lost_lately = 0.0
         self.feedback_seq = -1  # number of the last feedback sent
@@ -554,7 +555,8 @@ class PeerSender:
         if acked > 0:
             held = feedback.held_us * 1e-6
             rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
-            path.congestion.on_acked(acked, max(rtt, 1e-6), now=now)
+            path.net_rtt = max(rtt, 1e-6)
+            path.congestion.on_acked(acked, path.net_rtt, now=now)
         if acked > 0 or (feedback.asked and newer):
             path.probes = 0
             path.arm_probe(now)
@@ -661,15 +663,20 @@ class PeerSender:
             message.add_lost(flight.chunks_at(flight.unacked))
             self._wake(message)
 
-    def on_final(self, message_id: int, final: wire.Final) -> None:
+    def on_final(self, message_id: int, final: wire.Final, now: float) -> None:
         """The receiver's last word on a message."""
         message = self.messages.get(message_id)
         if message is None:
             return
         outcome = message.add_final(final)
-        if outcome is not None:
-            self._forget(message)
-            message.finish(outcome)
+        if outcome is None:
+            return
+        before = [path.inflight_bytes for path in self.paths]
+        self._forget(message)
+        for path, inflight in zip(self.paths, before, strict=True):
+            if inflight > path.inflight_bytes:  # small messages are rarely acknowledged otherwise
+                path.congestion.on_acked(inflight - path.inflight_bytes, path.net_rtt, now=now)
+        message.finish(outcome)
 
     # --- timers
 
