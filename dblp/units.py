@@ -11,7 +11,17 @@ MIB = 1024 * 1024
 
 _SIZES = {"": 1, "b": 1, "k": KIB, "kb": KIB, "kib": KIB, "m": MIB, "mb": MIB, "mib": MIB, "g": KIB * MIB}
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
-_RATES = {"": 1.0, "bit": 1.0, "bps": 1.0, "kbit": 1e3, "kbps": 1e3, "mbit": 1e6, "mbps": 1e6, "gbit": 1e9, "gbps": 1e9}
+_RATES = {
+    "": 1.0,
+    "bit": 1.0,
+    "bps": 1.0,
+    "kbit": 1e3,
+    "kbps": 1e3,
+    "mbit": 1e6,
+    "mbps": 1e6,
+    "gbit": 1e9,
+    "gbps": 1e9,
+}
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 

@@ -26,10 +26,31 @@ class Outgoing:
     """State of one outgoing message. Chunks leave as runs from ``queue``, then what was lost from ``lost``."""
 
     __slots__ = (
-        "acked", "chunks_resent", "chunks_sent", "cls", "detached", "done", "end_due", "final", "granted", "head", "id",
-        "limit", "lost",
-        "loss_share", "may_miss", "on_done", "opened", "paths", "per_burst", "queue", "row", "source", "spec",
-        "unoffered", "wakes",
+        "acked",
+        "chunks_resent",
+        "chunks_sent",
+        "cls",
+        "detached",
+        "done",
+        "end_due",
+        "final",
+        "granted",
+        "head",
+        "id",
+        "limit",
+        "loss_share",
+        "lost",
+        "may_miss",
+        "on_done",
+        "opened",
+        "paths",
+        "per_burst",
+        "queue",
+        "row",
+        "source",
+        "spec",
+        "unoffered",
+        "wakes",
     )  # fmt: skip
 
     def __init__(self, message: int, spec: MessageSpec, data: Bytes, head: bytearray, per_burst: int) -> None:
