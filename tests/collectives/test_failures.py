@@ -184,7 +184,7 @@ def test_cancelling_a_round_ends_it_everywhere(run, delay_s):
     async def member(group):
         array = np.zeros(300_000, np.float32)
         if group.rank == 0:
-            task = group.all_reduce(array)
+            task = group.all_reduce(array, algorithm="direct")
             if delay_s is not None:
                 await asyncio.sleep(delay_s)
             task.cancel()
@@ -194,7 +194,7 @@ def test_cancelling_a_round_ends_it_everywhere(run, delay_s):
                 group.barrier()
         else:
             with pytest.raises(PeerError, match="was cancelled on rank 0"):
-                await group.all_reduce(array)
+                await group.all_reduce(array, algorithm="direct")
 
     settings = {"chunk_bytes": 1408} if run is run_memory else {}
     run(member, 3, **settings)
