@@ -29,6 +29,8 @@ FEEDBACK_DELAY_S = 4e-3
 """Longest that feedback waits otherwise: half of the least retransmission timeout."""
 TRAIN_SLABS = 16
 """Most super-packets that are checked and placed together."""
+KEEPS_ORDER_BURSTS = 256
+"""Bursts in a row without one behind a later one after which a path is taken to keep its order."""
 LOSSY_S = 50e-3
 """A path is lossy for this long after a gap: answers go out twice."""
 MAX_ANSWERS = 4
@@ -120,12 +122,14 @@ class ReceivePath:
         "echo_at",
         "gap_at",
         "heard_bytes",
+        "in_order",
         "spaces",
         "unreported_bytes",
     )
 
     def __init__(self) -> None:
         self.spaces = [ReceiveSpace() for _ in range(4)]
+        self.in_order = 0  # bursts since one arrived behind a later one
         self.unreported_bytes = 0
         self.echo = 0
         self.echo_at = 0.0
@@ -431,6 +435,7 @@ class PeerReceiver:
         space = path.spaces[header[2] & wire.CLASS_MASK]
         full = space.widen(seq)
         gap = full > space.highest + 1
+        path.in_order = path.in_order + bursts if full >= space.highest else 0
         space.mark(full, bursts, mask)
         # A gap is told at once, and so is what a sender asks for.
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
@@ -511,13 +516,20 @@ class PeerReceiver:
 
     @property
     def quiet_s(self) -> float:
-        """Delay estimate of the ``stall`` rule: twice the spread of one-way delays seen lately, and a scheduler's tick."""
+        """Delay estimate of the ``stall`` rule once END has come: twice the spread of one-way delays seen lately, and a
+        scheduler's tick; nothing on a single path that has kept its order for long, where END comes last."""
+        if len(self.paths) == 1 and self.paths[0].in_order >= KEEPS_ORDER_BURSTS:
+            return 0.0
+        return self._spread_s
+
+    @property
+    def _spread_s(self) -> float:
         return 2.0 * max(self._owd_high - self._owd_min, 0.0) + 1e-3
 
     @property
     def unended_quiet_s(self) -> float:
         """The same without END: END itself may be lost, and is repeated after a timeout."""
-        return 2.0 * self.quiet_s + 20e-3
+        return 2.0 * self._spread_s + 20e-3
 
     def _finish_if_complete(self, message: Incoming, now: float) -> None:
         spec = message.spec
