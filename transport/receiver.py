@@ -29,6 +29,8 @@ FEEDBACK_DELAY_S = 4e-3
 """Longest that feedback waits otherwise: half of the least retransmission timeout."""
 TRAIN_SLABS = 16
 """Most super-packets that are checked and placed together."""
+UNENDED_S = 1.0
+"""Silence without END after which a message whose bound is met ends: a sender that waits for credit is silent too."""
 KEEPS_ORDER_BURSTS = 256
 """Bursts in a row without one behind a later one after which a path is taken to keep its order."""
 LOSSY_S = 50e-3
@@ -528,8 +530,8 @@ class PeerReceiver:
 
     @property
     def unended_quiet_s(self) -> float:
-        """The same without END: END itself may be lost, and is repeated after a timeout."""
-        return 2.0 * self._spread_s + 20e-3
+        """The same without END: END may be lost, but a living sender repeats it after each timeout; it may also be held up."""
+        return 2.0 * self._spread_s + UNENDED_S
 
     def _finish_if_complete(self, message: Incoming, now: float) -> None:
         spec = message.spec

@@ -176,7 +176,7 @@ class SendPath:
         self.probe_at = float("inf")
         self.loss_at = float("inf")
         self.next_send_at = 0.0
-        self.net_rtt = 1e-3  # the network's share of the round trip, as last seen
+        self.net_rtt = 0.0  # the network's share of the round trip, as last seen; 0: not yet
         self.acked_lately = 1.0
         self.lost_lately = 0.0
         self.feedback_seq = -1  # number of the last feedback sent
@@ -674,7 +674,7 @@ class PeerSender:
         before = [path.inflight_bytes for path in self.paths]
         self._forget(message)
         for path, inflight in zip(self.paths, before, strict=True):
-            if inflight > path.inflight_bytes:  # small messages are rarely acknowledged otherwise
+            if path.net_rtt and inflight > path.inflight_bytes:  # small messages are rarely acknowledged otherwise
                 path.congestion.on_acked(inflight - path.inflight_bytes, path.net_rtt, now=now)
         message.finish(outcome)
 

@@ -88,7 +88,11 @@ def draw(seed: int) -> Scenario:
     if rng.random() < 0.5:
         elements.append(str(rng.choice(DISORDERS)))
     lossy = bool(rng.random() < 0.4)
-    policy = Bounded(float(rng.choice([0.02, 0.1, 0.4])), stop=str(rng.choice(["stall", "eager"]))) if lossy else Policy()
+    policy = (
+        Bounded(float(rng.choice([0.02, 0.1, 0.4])), stop=str(rng.choice(["stall", "eager"])))
+        if lossy
+        else Policy()
+    )
     rate = float(rng.choice([0.0, 0.0, 2e7, 1e8, 1e9]))
     biggest = 40_000 if 0 < rate < 5e7 else 400_000
     fault = str(rng.choice(["", "", "kill", "pause", "partition", "one-way"]))
@@ -99,7 +103,11 @@ def draw(seed: int) -> Scenario:
         algorithm="auto" if lossy else str(rng.choice(["auto", "ring", "direct", "flat"])),
         policy=policy,
         impair=",".join(elements),
-        link=Link(latency_s=float(rng.choice([20e-6, 200e-6, 5e-3])), rate_bps=rate, queue_bytes=int(rng.choice([65536, 262144]))),
+        link=Link(
+            latency_s=float(rng.choice([20e-6, 200e-6, 5e-3])),
+            rate_bps=rate,
+            queue_bytes=int(rng.choice([65536, 262144])),
+        ),
         host=HostSpec(
             receive_buffer_bytes=int(rng.choice([212_992, 1 << 20, 8 << 20])),
             processing_s=float(rng.choice([0.0, 0.0, 100e-6])),
@@ -137,13 +145,20 @@ async def _play(scenario: Scenario, outcome: Outcome) -> None:
     network = Network(
         loop, scenario.seed, link=link, host=scenario.host, regroup=scenario.regroup, block=scenario.block
     )
-    config = TransportConfig(seed=scenario.seed, paths=scenario.paths, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+    config = TransportConfig(
+        seed=scenario.seed, paths=scenario.paths, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S
+    )
     ports = [network.port(f"h{rank}", scenario.paths) for rank in range(scenario.world_size)]
     peers = [list(port.addresses) for port in ports]
     endpoints = await asyncio.gather(
         *(
             Endpoint.connect(
-                port, rank=rank, world_size=scenario.world_size, config=config, session=77 + scenario.seed, peers=peers
+                port,
+                rank=rank,
+                world_size=scenario.world_size,
+                config=config,
+                session=77 + scenario.seed,
+                peers=peers,
             )
             for rank, port in enumerate(ports)
         )
@@ -155,7 +170,8 @@ async def _play(scenario: Scenario, outcome: Outcome) -> None:
     await asyncio.gather(*(_member(scenario, endpoint, outcome) for endpoint in endpoints))
     await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in endpoints))
     outcome.digest = network.trace_digest()
-    outcome.lost = sum(network.lost().values())
+    # CLOSE may reach a port that is closed already.
+    outcome.lost = sum(count for reason, count in network.lost().items() if reason != "unreachable")
 
 
 def _break(network: Network, scenario: Scenario) -> None:
@@ -178,7 +194,9 @@ async def _member(scenario: Scenario, endpoint: Endpoint, outcome: Outcome) -> N
         for index in range(len(scenario.sizes)):
             array = contribution(scenario, rank, index)
             outcome.began_at[rank] = loop.time()
-            report = await group.all_reduce(array, "sum", policy=scenario.policy, algorithm=scenario.algorithm)
+            report = await group.all_reduce(
+                array, "sum", policy=scenario.policy, algorithm=scenario.algorithm
+            )
             outcome.arrays[rank].append(array)
             outcome.reports[rank].append(report)
             outcome.resent += report.chunks_resent

@@ -65,7 +65,9 @@ def shard_slices(scenario: Scenario, index: int) -> list[list[slice]]:
     for shard in cut(positions.astype(np.float32), world, chunk):
         low = int(shard[0]) if len(shard) else 0
         step = chunk // 4
-        slices.append([slice(low + at, min(low + at + step, low + len(shard))) for at in range(0, len(shard), step)])
+        slices.append(
+            [slice(low + at, min(low + at + step, low + len(shard))) for at in range(0, len(shard), step)]
+        )
     return slices
 
 
