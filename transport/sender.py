@@ -476,7 +476,7 @@ class PeerSender:
         """After the last of what can leave, END asks at once what came: of large or bounded messages, and of repairs."""
         message.paths.add(path.path)
         if not first_time:
-            if not message.repairable:
+            if message.all_sent and not message.repairable:
                 message.end_due.extend([path.path] * (1 + (path.loss_share > HEAVY_LOSS)))
         elif message.all_sent and (message.spec.chunks > message.per_burst or message.may_miss):
             message.end_due.extend(sorted(message.paths))
@@ -717,7 +717,7 @@ class PeerSender:
                 continue
             self._trim_probes(path, space)
             owner = next((f.message for f in reversed(space.flights) if f.message is not None), None)
-            if owner is not None:
+            if owner is not None and owner.all_sent:
                 probes.append(Control(Type.END, owner.id, chunks=owner.spec.chunks, cls=cls, path=path.path))
             else:
                 probes.append(Control(Type.PING, 0, cls=cls, path=path.path))
