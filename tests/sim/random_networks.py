@@ -20,7 +20,7 @@ from dblp.transport.policy import Bounded, Exact, Policy
 
 TIMEOUT_S = 60.0
 """Of every round: far above what the worst of the networks needs."""
-FAULTY_TIMEOUT_S = 5.0
+FAULTY_TIMEOUT_S = 3.0
 """The same where a host fails; such networks lose little, and no fault that ends lasts longer than half a second."""
 EARLY_BYTES = 65_536
 """What a rank may hold of a peer's message before its receive is posted."""
@@ -32,14 +32,21 @@ PERIOD = 7
 class Fault:
     """What befalls one host, and when."""
 
-    kind: str  # kill, partition, pause: for good; hiccup: a pause that ends; flap: a partition that heals
+    kind: str
+    """kill, partition, pause: for good; one-way: as partition, but only what the host sends is lost, and only to one other;
+    hiccup: a pause that ends; flap: a partition that heals."""
     rank: int
     at_s: float
     lasts_s: float = 0.0
 
     @property
     def fatal(self) -> bool:
-        return self.kind in ("kill", "partition", "pause")
+        return self.kind in ("kill", "partition", "pause", "one-way")
+
+    @property
+    def isolating(self) -> bool:
+        """All others must name this host."""
+        return self.fatal and self.kind != "one-way"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,8 @@ class Plan:
     block: float
     paths: int
     fault: Fault | None
+    real: bool = False
+    """Contributions are any numbers, for tests that compare bits: nothing can be read off their sum."""
 
     @property
     def timeout_s(self) -> float:
@@ -65,6 +74,9 @@ class Plan:
 
     def contribution(self, rank: int, round_: int) -> np.ndarray:
         """Integers that show in a sum whose contributions are there: 2**rank times 1 + (i + round) % PERIOD."""
+        if self.real:
+            rng = np.random.default_rng([self.seed, rank, round_])
+            return rng.standard_normal(self.elements, np.float32)
         return (1 << rank) * self.pattern(round_)
 
     def pattern(self, round_: int) -> np.ndarray:
@@ -79,16 +91,17 @@ def plan(seed: int, *, faulty: bool = False) -> Plan:
     """
     rng = np.random.default_rng([seed, int(faulty)])
     world_size = int(rng.integers(2, 6))
-    algorithm = str(rng.choice(["auto", "direct", "ring"]))
-    bounded = bool(rng.random() < 0.4) and algorithm != "ring"
+    algorithm = str(rng.choice(["auto", "direct", "ring", "flat"]))
+    bounded = bool(rng.random() < 0.6) and algorithm in ("auto", "direct")
+    link = _link(rng, faulty)
     return Plan(
         seed=seed,
         world_size=world_size,
-        elements=int(rng.choice([1, 5, 300, 3000, 10_000])) + int(rng.integers(0, 50)),
+        elements=_elements(rng, link),
         rounds=3,
         policy=_policy(rng) if bounded else Exact(),
         algorithm=algorithm,
-        link=_link(rng, faulty),
+        link=link,
         host=HostSpec(
             receive_buffer_bytes=int(rng.choice([212_992, 1 << 20, 4 << 20])),
             egress_bps=float(rng.choice([0.0, 0.0, 1e9])),
@@ -97,9 +110,16 @@ def plan(seed: int, *, faulty: bool = False) -> Plan:
         ),
         regroup=float(rng.choice([0.0, 0.3, 1.0])),
         block=float(rng.choice([0.0, 0.0, 0.1])),
-        paths=int(rng.choice([1, 1, 2])),
+        paths=int(rng.choice([1, 1, 2, 3])),
         fault=_fault(rng, world_size) if faulty else None,
     )
+
+
+def _elements(rng: np.random.Generator, link: Link) -> int:
+    """None to several trains of bursts; the largest only where the link is fast."""
+    sizes = [0, 1, 5, 300, 3000, 10_000] + [120_000] * (link.rate_bps in (0.0, 1e9))
+    size = int(rng.choice(sizes))
+    return size + int(rng.integers(0, size // 2 + 50)) if size else 0
 
 
 def _policy(rng: np.random.Generator) -> Policy:
@@ -127,7 +147,7 @@ def _link(rng: np.random.Generator, faulty: bool) -> Link:
 
 def _fault(rng: np.random.Generator, world_size: int) -> Fault:
     return Fault(
-        kind=str(rng.choice(["kill", "partition", "pause", "hiccup", "flap"])),
+        kind=str(rng.choice(["kill", "partition", "pause", "one-way", "hiccup", "flap"])),
         rank=int(rng.integers(world_size)),
         at_s=float(rng.exponential(5e-3)),
         lasts_s=float(rng.uniform(0.01, 0.5)),
@@ -147,8 +167,11 @@ class Outcome:
     """By rank: virtual time at which its last call ended."""
     round_began_s: dict[int, float] = field(default_factory=dict)
     """By rank: virtual time at which its last call began."""
+    max_chunk_bytes: int = 0
     early_bytes: int = 0
     """Most that a rank held for one peer before the receive was posted."""
+    left_early: int = 0
+    """What all ranks together still held of it at the end."""
     lost: Counter[str] = field(default_factory=Counter)
     digest: str = ""
 
@@ -175,6 +198,8 @@ class _Job:
         try:
             await asyncio.gather(*(self.rank(endpoint) for endpoint in endpoints))
         finally:
+            self.outcome.left_early = sum(r.early_bytes for e in endpoints for r in _receivers(e))
+            self.outcome.max_chunk_bytes = endpoints[0].max_chunk_bytes
             watch.cancel()
             await asyncio.gather(*(endpoint.close(linger_s=0.5) for endpoint in endpoints))
         self.outcome.lost = network.lost()
@@ -219,11 +244,13 @@ class _Job:
             group.close()
 
     async def watch(self, endpoints: list[Endpoint]) -> None:
-        """Note the most that any rank holds early."""
+        """Note the most that any rank holds early: often at first, seldom while a fault is waited out."""
+        looks = 0
         while True:
             held = (receiver.early_bytes for e in endpoints for receiver in _receivers(e))
             self.outcome.early_bytes = max(self.outcome.early_bytes, *held)
-            await asyncio.sleep(2e-4)
+            looks += 1
+            await asyncio.sleep(2e-4 if looks < 250 else 5e-3)
 
     def strike(self, network: Network, fault: Fault) -> None:
         loop, host = asyncio.get_running_loop(), _host(fault.rank)
@@ -232,6 +259,8 @@ class _Job:
             network.kill(host)
         elif fault.kind in ("pause", "hiccup"):
             network.pause(host)
+        elif fault.kind == "one-way":
+            network.partition(host, others[0], one_way=True)
         else:
             for other in others:
                 network.partition(host, other)

@@ -1,0 +1,122 @@
+"""What must hold of every job on every network: the contract of docs/design.md, line by line.
+
+C1: what is exact is right on every rank. C2: what is bounded misses no more than its budget, and the sum is that of what the
+reports do not call missing. C3: all ranks hold the same bits. C5: where nothing is lost on the way, nothing is missing.
+C6: a host that fails makes every rank raise within the timeout, naming it. C8: nobody holds more than its early pool, and nothing
+of it at the end; credit keeps the receive buffers from overflowing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dblp.collectives.algorithms.grid import chunk_bytes, cut
+from dblp.errors import RemoteError
+from dblp.transport.policy import Stop
+from tests.sim.random_networks import EARLY_BYTES, Outcome, Plan
+
+GRACE_S = 2.0
+"""After its timeout a rank still tells the others why."""
+EARLY_MARGIN = 65_536
+"""Duplicates of early chunks are held beside the pool until they can be told apart."""
+
+
+def check(plan: Plan, outcome: Outcome) -> None:
+    """All that holds whether or not a host fails."""
+    assert outcome.early_bytes <= EARLY_BYTES * 1.125 + EARLY_MARGIN, "C8"
+    assert not outcome.lost["oversize"], "no datagram may exceed what the group agreed on"
+    for rank, results in outcome.results.items():
+        assert len(results) == plan.rounds or rank in outcome.errors, (
+            f"rank {rank} neither finished nor raised"
+        )
+        for round_, result in enumerate(results):
+            assert outcome.reports[rank][round_].duration_s <= plan.timeout_s + GRACE_S, "C6"
+            arrived = arrived_bits(plan, result, round_)
+            if not plan.policy.lossy:
+                assert (arrived == (1 << plan.world_size) - 1).all(), "C1"
+    for round_ in range(plan.rounds):
+        _check_round(plan, outcome, round_)
+
+
+def check_healthy(plan: Plan, outcome: Outcome) -> None:
+    """What holds beside ``check`` where no host fails."""
+    assert outcome.errors == {}
+    assert not outcome.lost["buffer"], "C8: credit keeps the receive buffers from overflowing"
+    assert outcome.left_early == 0, "C8: nothing is held for messages that have ended"
+
+
+def check_faulty(plan: Plan, outcome: Outcome) -> None:
+    """C6, where a host fails or stops for a while."""
+    fault = plan.fault
+    assert fault is not None
+    if not fault.fatal:
+        assert outcome.errors == {}
+    rounds = [len(results) for rank, results in outcome.results.items() if rank != fault.rank]
+    assert max(rounds) - min(rounds) <= 1, "survivors are at most one round apart"
+    for rank, error in outcome.errors.items():
+        assert isinstance(error, RemoteError)
+        assert outcome.ended_s[rank] - outcome.round_began_s[rank] <= plan.timeout_s + GRACE_S, "C6"
+        if not fault.isolating:
+            continue
+        if rank == fault.rank:
+            assert error.ranks
+            assert rank not in error.ranks
+        else:
+            assert error.ranks == (fault.rank,), "C6: survivors name the victim"
+
+
+def arrived_bits(plan: Plan, result: np.ndarray, round_: int) -> np.ndarray:
+    """Bit masks of the ranks whose contributions are in each element."""
+    mask = result / plan.pattern(round_)
+    assert (mask == np.floor(mask)).all(), "something stands in a wrong place"
+    assert ((mask >= 0) & (mask < 1 << plan.world_size)).all(), "something was added twice"
+    bits: np.ndarray = mask.astype(np.int64)
+    return bits
+
+
+def _check_round(plan: Plan, outcome: Outcome, round_: int) -> None:
+    done = [rank for rank, results in outcome.results.items() if len(results) > round_]
+    if not done:
+        return
+    first = outcome.results[done[0]][round_]
+    for rank in done[1:]:
+        assert first.tobytes() == outcome.results[rank][round_].tobytes(), "C3"
+    if not plan.policy.lossy:
+        for rank in done:
+            report = outcome.reports[rank][round_]
+            assert report.missing_chunks == 0 and report.energy_lost == 0.0, "C1"
+    elif len(done) == plan.world_size:
+        _check_holes(plan, outcome, round_, first)
+
+
+def _check_holes(plan: Plan, outcome: Outcome, round_: int, result: np.ndarray) -> None:
+    shards = _shard_chunks(plan, outcome.max_chunk_bytes)
+    parts = [plan.contribution(rank, round_) for rank in range(plan.world_size)]
+    for owner, chunks in enumerate(shards):
+        report = outcome.reports[owner][round_]
+        for peer, missing in report.missing.items():
+            assert len(missing) <= plan.policy.budget * len(chunks), "C2"
+            for chunk in missing.tolist():
+                parts[peer][chunks[chunk]] = 0
+        assert (report.missing_chunks > 0) == (report.energy_lost > 0.0), "C2: the energy of holes is told"
+        if plan.policy.stop is Stop.STALL and not _anything_lost(outcome):
+            assert report.missing_chunks == 0, "C5"
+    expected = np.sum(parts, axis=0, dtype=np.float32)
+    assert np.array_equal(result, expected), "C2: the report says what is missing"
+
+
+def _anything_lost(outcome: Outcome) -> bool:
+    return bool(outcome.lost.keys() - {"unreachable"})
+
+
+def _shard_chunks(plan: Plan, max_chunk_bytes: int) -> list[list[slice]]:
+    """For each owner, the elements of each chunk of its shard."""
+    chunk = chunk_bytes(-(-4 * plan.elements // plan.world_size), max_chunk_bytes, plan.policy)
+    step = chunk // 4
+    chunks = []
+    low = 0
+    for shard in cut(np.empty(plan.elements, np.float32), plan.world_size, chunk):
+        high = low + len(shard)
+        chunks.append([slice(at, min(at + step, high)) for at in range(low, high, step)])
+        low = high
+    return chunks
