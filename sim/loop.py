@@ -169,8 +169,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise self._deadlock()
         if timers[0][0] > self.until_s:
             raise self._limit(f"{self.until_s:g} s of virtual time")
-        self._now = max(self._now, timers[0][0])
-        self._events_before = self.events
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
+            self._events_before = self.events
 
     def _take_due(self) -> None:
         """Make the timers that are due ready, in the order of their times, then of their setting."""

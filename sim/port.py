@@ -425,7 +425,8 @@ class SimPort:
             return None
         # As the kernel: writable again when half of the buffer is free (and the burst at hand fits).
         target = max(0.0, min(host.spec.send_buffer_bytes / 2, host.spec.send_buffer_bytes - nbytes))
-        return max(0.0, backlog - target) * 8 / host.card.bps
+        # A byte more, or rounding could make it a time that does not move the clock.
+        return (max(0.0, backlog - target) + 1.0) * 8 / host.card.bps
 
     def _refuse(self, wait_s: float) -> None:
         if not self._refused:

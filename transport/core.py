@@ -381,8 +381,12 @@ class Core:
         header = wire.decode_header(datagram)
         cookies, ignored = self.handshake.bad_cookies, self.handshake.ignored
         self._replies += self.handshake.on_datagram(header, datagram[HEADER_BYTES:], slab.source(at), now)
-        self.drops[Drop.COOKIE] += self.handshake.bad_cookies - cookies
-        self.drops[Drop.HANDSHAKE] += self.handshake.ignored - ignored
+        for reason, count in (
+            (Drop.COOKIE, self.handshake.bad_cookies - cookies),
+            (Drop.HANDSHAKE, self.handshake.ignored - ignored),
+        ):
+            if count:
+                self.drops[reason] += count
         key = (header.rank, header.path)
         if key in self.handshake.addresses:
             path = self.senders[header.rank].paths[header.path]

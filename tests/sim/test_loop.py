@@ -247,3 +247,20 @@ def test_debug_mode_works():
         return asyncio.get_running_loop().time()
 
     assert run(main(), debug=True) == 1.0
+
+
+def test_timers_that_do_not_move_the_clock_are_found():
+    """Rounding can make a delay vanish: a callback that waits for it would spin without end."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(1.0)
+
+        def again():
+            loop.call_at(loop.time() + 1e-18, again)
+
+        again()
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(SimulationLimit, match="at one instant"):
+        run(main())
