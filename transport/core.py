@@ -32,6 +32,9 @@ CREDIT_SHARE = 0.8
 number of senders rose."""
 SMALL_BYTES = 4096
 """Bursts up to this size don't count against a turn."""
+ACTIVE_S = 50e-3
+"""A peer that has sent chunks counts for this long when the receive buffer is divided: longer than the gap between two
+rounds that follow each other."""
 _HANDSHAKE = (Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE)
 _TYPES = frozenset(int(type_) for type_ in Type)
 
@@ -523,16 +526,20 @@ class Core:
         if message_id in receiver.tombstones and not self.senders[peer].final_pending(message_id):
             self._send_final(peer, receiver, message_id)
 
-    def _window_bytes(self) -> int:
-        """Credit of one peer: the buffer's share among the peers that are sending or are awaited."""
-        active = sum(1 for receiver in self.receivers.values() if receiver.messages)
+    def _window_bytes(self, now: float) -> int:
+        """Credit of one peer: the buffer's share among the peers that are sending or are awaited, or have just sent: at the end
+        of a round all of them will start the next at once."""
+        since = now - ACTIVE_S
+        active = sum(
+            1 for receiver in self.receivers.values() if receiver.messages or receiver.data_at > since
+        )
         return max(self._credit_bytes // max(1, active), 4096)
 
     def _queue_feedback(self, now: float) -> None:
         for _, sender, receiver in self._pairs:
             for index, path in enumerate(receiver.paths):
                 if path.unreported_bytes >= self._feedback_bytes or path.asked or path.due_at <= now:
-                    grants, window = self._grants(receiver), self._window_bytes()
+                    grants, window = self._grants(receiver), self._window_bytes(now)
                     self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
                     for payload in receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now):
                         sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=index))

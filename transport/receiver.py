@@ -163,6 +163,7 @@ class PeerReceiver:
         self.late: set[int] = set()
         self.early_bytes = 0
         self.heard_at = 0.0
+        self.data_at = -1.0  # when a chunk last came
         self.chunks_received = 0
         self.chunks_duplicate = 0
         self._drops = drops
@@ -445,6 +446,7 @@ class PeerReceiver:
             path.gap_at = slab.received_at
         if header[1] == wire.Type.DATA:
             path.heard_bytes += nbytes
+            self.data_at = slab.received_at
         self._note_arrival(path, slab, header[11])
 
     def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int) -> None:

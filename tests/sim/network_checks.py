@@ -99,13 +99,13 @@ def _check_holes(plan: Plan, outcome: Outcome, round_: int, result: np.ndarray) 
             for chunk in missing.tolist():
                 parts[peer][chunks[chunk]] = 0
         assert (report.missing_chunks > 0) == (report.energy_lost > 0.0), "C2: the energy of holes is told"
-        if plan.policy.stop is Stop.STALL and not _anything_lost(outcome):
+        if plan.policy.stop is Stop.STALL and not anything_lost(outcome):
             assert report.missing_chunks == 0, "C5"
     expected = np.sum(parts, axis=0, dtype=np.float32)
     assert np.array_equal(result, expected), "C2: the report says what is missing"
 
 
-def _anything_lost(outcome: Outcome) -> bool:
+def anything_lost(outcome: Outcome) -> bool:
     return bool(outcome.lost.keys() - {"unreachable"})
 
 

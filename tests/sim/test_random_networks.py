@@ -12,7 +12,7 @@ import pytest
 
 from dblp.sim.port import HostSpec, Link
 from dblp.transport.policy import Bounded, Exact, Stop
-from tests.sim.network_checks import check, check_faulty, check_healthy
+from tests.sim.network_checks import anything_lost, check, check_faulty, check_healthy
 from tests.sim.random_networks import Fault, Outcome, Plan, plan, play
 
 NETWORKS, FAULTS, PAIRS, A_TEST = 300, 220, 30, 20
@@ -57,7 +57,7 @@ def test_bounded_on_a_network_that_loses_nothing_gives_the_bits_of_exact(seed):
         real=True,
     )
     bounded, exact = play(quiet), play(dataclasses.replace(quiet, policy=Exact()))
-    assert not bounded.lost and not bounded.errors and not exact.errors
+    assert not anything_lost(bounded) and not bounded.errors and not exact.errors
     for rank, results in bounded.results.items():
         assert [r.tobytes() for r in results] == [r.tobytes() for r in exact.results[rank]]
         assert all(report.missing_chunks == 0 for report in bounded.reports[rank])
@@ -148,7 +148,7 @@ def test_faults_and_losses_of_every_kind_occur():
     assert {each.policy.stop for each in drawn if each.policy.lossy} == set(Stop)
     assert {each.algorithm for each in drawn} == {"auto", "direct", "ring", "flat"}
     assert {each.elements == 0 for each in drawn} == {True, False}
-    assert sum(each.elements > 100_000 for each in drawn) > 10
+    assert sum(each.elements > 80_000 for each in drawn) > 10
     assert sum(each.policy.lossy for each in drawn) > NETWORKS // 5
 
 
