@@ -29,6 +29,21 @@ RETRY_S = 0.05
 """First distance between HELLOs; it doubles up to ``MAX_RETRY_S``."""
 MAX_RETRY_S = 0.5
 MINOR_VERSION = 0
+KEYS = {
+    "nonce": "HELLO, RETRY, WELCOME: 8 random bytes of the rank that began, on this path",
+    "cookie": "HELLO: empty at first, then what RETRY brought; RETRY: 16 bytes",
+    "pad": "HELLO: zeros",
+    "rank": "HELLO, WELCOME: as in the header",
+    "world_size": "HELLO, WELCOME: ranks of the job; must be equal",
+    "generation": "HELLO, WELCOME: of the job, after restarts; must be equal",
+    "paths": "HELLO, WELCOME: number of paths; must be equal",
+    "datagram_bytes": "HELLO, WELCOME: largest datagram of the group; must be equal",
+    "window_bytes": "HELLO, WELCOME: credit to begin with",
+    "minor": "HELLO, WELCOME: minor version; may differ",
+    "byteorder": "HELLO, WELCOME: of the payloads, `little`; must be equal",
+    "why": "REFUSE: text",
+}
+"""Keys of the payloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

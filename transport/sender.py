@@ -674,7 +674,9 @@ class PeerSender:
         before = [path.inflight_bytes for path in self.paths]
         self._forget(message)
         for path, inflight in zip(self.paths, before, strict=True):
-            if path.net_rtt and inflight > path.inflight_bytes:  # small messages are rarely acknowledged otherwise
+            if (
+                path.net_rtt and inflight > path.inflight_bytes
+            ):  # small messages are rarely acknowledged otherwise
                 path.congestion.on_acked(inflight - path.inflight_bytes, path.net_rtt, now=now)
         message.finish(outcome)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,29 +27,60 @@ from dblp.transport.policy import Stop
 VERSION = 1
 """Major version, the first byte of every datagram in all versions: peers of another are refused, not misread."""
 
-HEADER = np.dtype(
-    [
-        ("version", "u1"),  # 0: major version of the protocol
-        ("type", "u1"),  # 1: Type
-        ("cls", "u1"),  # 2: class, 0 critical .. 3 lost first; bit 7 (ASK): feedback is wanted at once
-        ("path", "u1"),  # 3: path, the index of the local port at both ends
-        ("count", "u1"),  # 4: datagrams in this burst, 1..64
-        ("position", "u1"),  # 5: this datagram's place in its burst, 0..count-1
-        ("rank", ">u2"),  # 6: the sender's rank
-        ("session", ">u8"),  # 8: random 64 bits of this job and generation
-        ("message", ">u8"),  # 16: message id: group (16 bits), round (32), leg and step (16)
-        ("chunks", ">u4"),  # 24: chunks in the message
-        ("burst", ">u4"),  # 28: burst number within (path, class)
-        ("sent_at", ">u4"),  # 32: sender's clock in microseconds, modulo 2^32
-        ("watermark", ">u4"),  # 36: the sender has ended all rounds of this group below this one
-        ("chunk", ">u4"),  # 40: index of this chunk
-        ("contributions", ">u2"),  # 44: ranks whose gradients this chunk sums
-        ("length", ">u2"),  # 46: payload bytes of this datagram
-    ]
-)
-"""Header of every datagram; comment: byte offset, meaning and unit."""
 
-_HEADER_STRUCT = struct.Struct(">BBBBBBHQQIIIIIHH")
+class Field(NamedTuple):
+    """A field on the wire: the structs and dtypes here and docs/wire.md are made of the same tables of them."""
+
+    name: str
+    code: str
+    """As in the struct module."""
+    meaning: str
+
+
+HEADER_FIELDS = (
+    Field("version", "B", "major version of the protocol"),
+    Field("type", "B", "what the datagram is, see below"),
+    Field(
+        "cls",
+        "B",
+        "class in bits 0 and 1, 0 critical .. 3 lost first; bit 7 (`ASK`): feedback is wanted at once",
+    ),
+    Field("path", "B", "path: the index of the local port at both ends"),
+    Field("count", "B", "datagrams in this burst, 1..64"),
+    Field("position", "B", "this datagram's place in its burst, 0..count-1"),
+    Field("rank", "H", "the sender's rank"),
+    Field("session", "Q", "random 64 bits of this job and generation"),
+    Field(
+        "message",
+        "Q",
+        "message id: group (16 bits), round (32), leg and step (16); 0 where no message is meant",
+    ),
+    Field("chunks", "I", "chunks in the message"),
+    Field(
+        "burst", "I", "burst number within (path, class), modulo 2^32; FEEDBACK counts apart, within its path"
+    ),
+    Field("sent_at", "I", "sender's clock in microseconds, modulo 2^32"),
+    Field(
+        "watermark",
+        "I",
+        "the sender has ended all rounds of this group below this one, and nothing of them is under way",
+    ),
+    Field("chunk", "I", "index of this chunk; 0 in control datagrams"),
+    Field("contributions", "H", "ranks whose gradients this chunk sums; 0 in control datagrams"),
+    Field("length", "H", "payload bytes of this datagram"),
+)
+"""The header of every datagram, big-endian."""
+
+_NUMPY = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
+HEADER = np.dtype([(field.name, _NUMPY[field.code]) for field in HEADER_FIELDS])
+"""Header of every datagram."""
+
+
+def _struct(order: str, fields: Sequence[Field]) -> struct.Struct:
+    return struct.Struct(order + "".join(field.code for field in fields))
+
+
+_HEADER_STRUCT = _struct(">", HEADER_FIELDS)
 assert HEADER.itemsize == _HEADER_STRUCT.size == HEADER_BYTES
 
 CLASS_MASK = 0x03
@@ -64,30 +96,33 @@ MASK_WINDOW = 128
 class Type(enum.IntEnum):
     """What a datagram is."""
 
-    DATA = 1
-    """A chunk of a message."""
-    OPEN = 2
-    """What a message is (``Open``); no message completes without it."""
-    END = 3
-    """First transmissions of the message on this (path, class) are out; also the probe that asks for feedback."""
-    FINAL = 4
-    """The receiver's last word on a message: a bitmap of what it counted."""
-    FEEDBACK = 5
-    """Masks of received bursts, echo of the send time, credit and grants; not acknowledged itself."""
-    PING = 6
-    """Asks for feedback: a sign of life, and all grants again."""
-    ABORT = 7
-    """The sender's endpoint failed; why, and which ranks are to blame."""
-    CLOSE = 8
-    """The sender leaves; nothing more will come from it."""
-    HELLO = 9
-    """Handshake: who I am (msgpack), with a cookie on the second try."""
-    RETRY = 10
-    """Handshake: come again with this cookie; no state was held."""
-    WELCOME = 11
-    """Handshake: the peer's answer, address proved both ways."""
-    REFUSE = 12
-    """Handshake: why not (version, session, world size)."""
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> Type:
+        """A type and what docs/wire.md says of it."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    DATA = 1, "A chunk of a message."
+    OPEN = 2, "What a message is; no message completes without it."
+    END = (
+        3,
+        "First transmissions of the message on this (path, class) are out; also the probe that asks for feedback.",
+    )
+    FINAL = 4, "The receiver's last word on a message: a bitmap of what it counted."
+    FEEDBACK = (
+        5,
+        "Masks of received bursts, echo of the send time, credit and grants; not acknowledged itself.",
+    )
+    PING = 6, "Asks for feedback: a sign of life, and all grants again."
+    ABORT = 7, "The sender's endpoint failed; why, and which ranks are to blame."
+    CLOSE = 8, "The sender leaves; nothing more will come from it."
+    HELLO = 9, "Handshake: who I am (msgpack), with a cookie on the second try."
+    RETRY = 10, "Handshake: come again with this cookie; no state was held."
+    WELCOME = 11, "Handshake: the peer's answer, address proved both ways."
+    REFUSE = 12, "Handshake: why not (version, session, world size)."
 
 
 class Header(NamedTuple):
@@ -194,7 +229,21 @@ class Open(NamedTuple):
     energy: float
 
 
-_OPEN = struct.Struct("<QIdBddB")
+OPEN_FIELDS = (
+    Field("nbytes", "Q", "bytes of the message"),
+    Field("chunk_bytes", "I", "bytes of each chunk but the last"),
+    Field("budget", "d", "share of the chunks that may miss, [0, 1)"),
+    Field("stop", "B", "stop rule: 0 eager, 1 stall, 2 deadline"),
+    Field("stop_after_s", "d", "seconds, for the deadline rule"),
+    Field("energy", "d", "sum of squares of the message, for bounded ones"),
+    Field(
+        "signature_bytes",
+        "B",
+        "bytes of the round's signature, which follows: all ranks of a round must send the same",
+    ),
+)
+"""OPEN's payload; the signature follows."""
+_OPEN = _struct("<", OPEN_FIELDS)
 _STOPS = tuple(Stop)
 
 
@@ -257,9 +306,39 @@ class Feedback(NamedTuple):
     spaces: tuple[Space, ...]
 
 
-_FEEDBACK = struct.Struct("<IIIBBB")
-_GRANT = struct.Struct("<QI")
-_SPACE = struct.Struct("<BBI")
+FEEDBACK_FIELDS = (
+    Field("echo", "I", "`sent_at` of the datagram that came last on this path"),
+    Field("held_us", "I", "microseconds between its arrival and this feedback"),
+    Field(
+        "window_bytes",
+        "I",
+        "credit: most bytes, at the kernel's charge, that may be unacknowledged on this path; absolute",
+    ),
+    Field("asked", "B", "1: answers an END or PING"),
+    Field("grants", "B", "number of grants that follow"),
+    Field("spaces", "B", "number of spaces that follow"),
+)
+"""FEEDBACK's payload; grants and spaces follow."""
+GRANT_FIELDS = (
+    Field("message", "Q", "message id"),
+    Field("limit", "I", "chunks below this index may be sent; absolute"),
+)
+"""A grant in FEEDBACK."""
+SPACE_FIELDS = (
+    Field("cls", "B", "class"),
+    Field(
+        "count",
+        "B",
+        "masks that follow, 8 bytes each: bit p of mask i says that datagram p of burst base + i came",
+    ),
+    Field("base", "I", "first burst, modulo 2^32"),
+)
+"""A report on one class in FEEDBACK; its masks follow."""
+_FEEDBACK, _GRANT, _SPACE = (
+    _struct("<", FEEDBACK_FIELDS),
+    _struct("<", GRANT_FIELDS),
+    _struct("<", SPACE_FIELDS),
+)
 FEEDBACK_BYTES, GRANT_BYTES, SPACE_BYTES = _FEEDBACK.size, _GRANT.size, _SPACE.size
 """Sizes of FEEDBACK's fixed part, of a grant and of a class's report less its masks (8 bytes each)."""
 MAX_GRANTS = 16
@@ -308,6 +387,14 @@ def decode_feedback(payload: bytes) -> Feedback | None:
     return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces))
 
 
+ABORT_KEYS = {
+    "code": "kind of error: `deadline`, `mismatch`, or another",
+    "text": "the error's message, at most 300 characters",
+    "ranks": "ranks to blame, at most 64",
+}
+"""Keys of ABORT's payload, a msgpack map."""
+
+
 class Final(NamedTuple):
     """Payload of FINAL: part ``part`` of ``parts`` of the bitmap of counted chunks; no bits at all means every chunk."""
 
@@ -316,7 +403,12 @@ class Final(NamedTuple):
     bits: bytes
 
 
-_FINAL = struct.Struct("<HH")
+FINAL_FIELDS = (
+    Field("part", "H", "this part of the bitmap, 384 bytes each but the last"),
+    Field("parts", "H", "parts of the bitmap; no bits at all: every chunk was counted"),
+)
+"""FINAL's payload; the bitmap's part follows."""
+_FINAL = _struct("<", FINAL_FIELDS)
 FINAL_PART_BYTES = 384
 """Bitmap bytes in one FINAL datagram: fits the smallest datagram (512 bytes)."""
 
