@@ -505,7 +505,9 @@ class PeerReceiver:
         """END of a message; False if its FINAL is the answer, which has just left or is about to."""
         message = self.messages.get(message_id)
         if message is not None:
-            message.ended = True
+            if not message.ended:
+                message.ended = True
+                message.last_useful = now  # what END overtook has the delay estimate's time to come
             self._finish_if_complete(message, now)
             return not message.closed
         if message_id not in self.tombstones:
