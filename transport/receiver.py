@@ -194,7 +194,7 @@ class PeerReceiver:
             return 0
         spec = message.spec
         assert spec is not None
-        if spec.chunk_bytes != payload or count > wire.BURST_DATAGRAMS:
+        if spec.chunk_bytes != payload or count > wire.BURST_DATAGRAMS or header[9] != len(message.have):
             return 0
         bursts = min(len(slabs), (spec.nbytes // payload - first) // count)
         if bursts < 1:
@@ -327,11 +327,11 @@ class PeerReceiver:
         differs[:, 5] = False  # position
         differs[:, 40:44] = False  # chunk
         differs[:, 44:46] = False  # contributions
-        alike = ~differs.any(axis=1)
-        count = len(alike) if alike.all() else max(1, int(alike.argmin()))
-        words = words[:count]
         chunks = np.ascontiguousarray(words[:, 40:44]).view(">u4")[:, 0].astype(np.uint32)
-        positions = words[:, 5].astype(np.uint64) & np.uint64(63)
+        alike = ~differs.any(axis=1) & (chunks < header[9]) & (words[:, 5] < wire.BURST_DATAGRAMS)
+        count = len(alike) if alike.all() else max(1, int(alike.argmin()))
+        words, chunks = words[:count], chunks[:count]
+        positions = words[:, 5].astype(np.uint64)
         mask = int(np.bitwise_or.reduce(np.left_shift(np.uint64(1), positions)))
         payload = slab.size - HEADER_BYTES
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)

@@ -1,0 +1,274 @@
+"""The receiver's fast paths against the slow one: whatever slabs a stream of datagrams comes in, the outcome is that of handing
+over each datagram alone, in the same order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dblp.transport import wire
+from dblp.transport.burst import burst_chunks
+from dblp.transport.config import HEADER_BYTES
+from dblp.transport.receiver import Drop
+from dblp.transport.wire import Type
+from tests.transport.cores import CHUNK, SESSION, Cores, RecordingSink, address, numbers, slab_of, slabs_of
+
+PER_BURST = burst_chunks(CHUNK)
+
+
+def stream(data: np.ndarray, *, burst: int = 0, cls: int = 1, **fields: int) -> list[bytes]:
+    """All of a message as rank 0 would send it: full bursts, chunk after chunk."""
+    raw = data.tobytes()
+    pieces = [raw[at : at + CHUNK] for at in range(0, len(raw), CHUNK)]
+    datagrams = []
+    for chunk, piece in enumerate(pieces):
+        number, position = divmod(chunk, PER_BURST)
+        count = min(PER_BURST, len(pieces) - number * PER_BURST)
+        header = wire.Header(
+            wire.VERSION, Type.DATA, cls, 0, count, position, 0, SESSION, 0, len(pieces), (burst + number) & 0xFFFFFFFF, 1000, 0, chunk, 1,
+            len(piece),
+        )._replace(**fields)  # fmt: skip
+        datagrams.append(wire.encode_header(header) + piece)
+    return datagrams
+
+
+class World:
+    """Rank 1, which awaits a message of rank 0."""
+
+    def __init__(self, data: np.ndarray, *, posted: bool = True) -> None:
+        self.cores = Cores()
+        self.core = self.cores.cores[1]
+        self.receiver = self.core.receivers[0]
+        self.cores.begin()
+        self.data = data
+        self.sink: RecordingSink | None = None
+        if posted:
+            self.post()
+
+    def post(self) -> None:
+        self.sink = self.cores.receive(1, 0, self.data)
+
+    def hand_over(self, slabs: list) -> None:
+        self.core.receive_burst(slabs, now=self.cores.now)
+
+    def state(self) -> dict:
+        """All that a slow and a fast path must agree on."""
+        message = self.receiver.messages.get(0)
+        spaces = self.receiver.paths[0].spaces
+        assert self.sink is not None
+        return {
+            "array": self.sink.array.tobytes(),
+            "times": self.sink.times.tolist(),
+            "have": message.have.tolist() if message is not None else None,
+            "masks": [(space.highest, space.report(cls, 128)) for cls, space in enumerate(spaces)],
+            "drops": Counter(self.core.drops),
+            "received": self.receiver.chunks_received,
+            "duplicates": self.core.rounds.active[0].counters.chunks_duplicate,
+            "early": self.receiver.early_bytes,
+        }
+
+
+def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list:
+    """Slabs, cut at random places, at each burst, or at each datagram, wherever sizes allow."""
+    if rng is None:
+        return [slab_of([datagram]) for datagram in datagrams]
+    borders = np.flatnonzero(rng.random(len(datagrams)) < rng.choice([0.0, 0.02, 0.3])) + 1
+    edges = [0, *borders.tolist(), len(datagrams)]
+    return [slab for a, b in itertools.pairwise(edges) if b > a for slab in slabs_of(datagrams[a:b])]
+
+
+def bursts_of(datagrams: list[bytes]) -> list:
+    """One slab a burst, one after the other in one arena, as a train arrives."""
+    groups = [list(group) for _, group in itertools.groupby(datagrams, lambda d: wire.decode_header(d).burst)]
+    arena = np.frombuffer(b"".join(datagrams), np.uint8).copy()
+    slabs, offset = [], 0
+    for group in groups:
+        slab = slab_of(group)
+        slab.arena, slab.offset = arena, offset
+        slabs.append(slab)
+        offset += sum(map(len, group))
+    return slabs
+
+
+def agree(data: np.ndarray, datagrams: list[bytes], slabs: list, *, posted: bool = True) -> World:
+    fast, slow = World(data, posted=posted), World(data, posted=posted)
+    fast.hand_over(slabs)
+    for slab in cut_at(datagrams, None):
+        slow.hand_over([slab])
+    for world in (fast, slow):
+        if not posted:
+            world.post()
+    assert fast.state() == slow.state()
+    assert fast.sink is not None and fast.sink.times.max(initial=0) <= 1, "no chunk is placed twice"
+    return fast
+
+
+@pytest.mark.parametrize("chunks", [1, 44, 44.5, 88, 200, 440, 440.25])
+def test_a_whole_train_is_what_its_rows_are(chunks):
+    data = numbers(chunks)
+    datagrams = stream(data)
+    world = agree(data, datagrams, bursts_of(datagrams))
+    assert world.sink is not None and (world.sink.array == data).all()
+    if chunks >= 88:
+        assert any(len(call) == 3 and call[0] > 1 for call in world.sink.calls), "trains are placed as trains"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_stream_of_good_and_bad_datagrams(seed):
+    """Holes, repeats, swaps, wrong lengths and counts, other messages between them, in slabs of any cut."""
+    rng = np.random.default_rng(seed)
+    data = numbers(float(rng.choice([3.0, 100.0, 180.5])))
+    datagrams = stream(data, burst=int(rng.choice([0, 5, (1 << 32) - 2])))
+    for _ in range(int(rng.integers(1, 6))):
+        datagrams = CHANGES[int(rng.integers(len(CHANGES)))](datagrams, rng)
+    agree(data, datagrams, cut_at(datagrams, rng), posted=bool(rng.random() < 0.7))
+
+
+def _lose(datagrams, rng):
+    keep = rng.random(len(datagrams)) > 0.1
+    return [d for d, kept in zip(datagrams, keep, strict=True) if kept] or datagrams[:1]
+
+
+def _lose_burst(datagrams, rng):
+    at = int(rng.integers(len(datagrams)))
+    return datagrams[:at] + datagrams[at + PER_BURST :] or datagrams[:1]
+
+
+def _repeat(datagrams, rng):
+    at = int(rng.integers(len(datagrams)))
+    return datagrams[: at + 30] + datagrams[at:]
+
+
+def _swap(datagrams, rng):
+    order = np.argsort(np.arange(len(datagrams)) + rng.normal(0, 4, len(datagrams)))
+    return [datagrams[at] for at in order]
+
+
+def _relabel(datagrams, rng, **fields):
+    at = int(rng.integers(len(datagrams)))
+    changed = list(datagrams)
+    for index in range(at, min(at + int(rng.integers(1, 5)), len(changed))):
+        header = wire.decode_header(changed[index])._replace(**fields)
+        changed[index] = wire.encode_header(header) + changed[index][HEADER_BYTES:]
+    return changed
+
+
+def _wrong_index(datagrams, rng):
+    return _relabel(datagrams, rng, chunk=int(rng.choice([0, 7, 1 << 20, (1 << 32) - 1])))
+
+
+def _wrong_count(datagrams, rng):
+    return _relabel(datagrams, rng, chunks=int(rng.choice([0, 1, 1 << 31])))
+
+
+def _wrong_length(datagrams, rng):
+    return _relabel(datagrams, rng, length=int(rng.choice([0, 16, 65_535])))
+
+
+def _wrong_class(datagrams, rng):
+    return _relabel(datagrams, rng, cls=int(rng.choice([0, 2, 3, 0x81])))
+
+
+def _wrong_position(datagrams, rng):
+    return _relabel(datagrams, rng, position=int(rng.choice([0, 63, 64, 255])))
+
+
+def _other_message(datagrams, rng):
+    return _relabel(datagrams, rng, message=1 << 20)
+
+
+def _short(datagrams, rng):
+    """A datagram whose payload is cut, and whose header says so."""
+    at = int(rng.integers(len(datagrams)))
+    header = wire.decode_header(datagrams[at])
+    size = min(header.length, int(rng.choice([0, 16, 1392])))
+    changed = list(datagrams)
+    changed[at] = (
+        wire.encode_header(header._replace(length=size)) + changed[at][HEADER_BYTES : HEADER_BYTES + size]
+    )
+    return changed
+
+
+CHANGES = [
+    _lose, _lose_burst, _repeat, _swap, _wrong_index, _wrong_count, _wrong_length, _wrong_class, _wrong_position,
+    _other_message, _short,
+]  # fmt: skip
+
+
+def test_a_repeated_train_changes_nothing_and_is_counted():
+    data = numbers(440)
+    world = World(data)
+    datagrams = stream(data)[: 4 * PER_BURST]
+    for _ in range(2):
+        world.hand_over(bursts_of(datagrams))
+    assert world.sink is not None and world.sink.times.tolist() == [1] * 176 + [0] * 264
+    assert world.core.drops == {Drop.DUPLICATE: 176}
+    assert world.core.rounds.active[0].counters.chunks_duplicate == 176
+
+
+def test_duplicates_of_early_chunks_are_counted_once_the_receive_is_posted():
+    data = numbers(20)
+    world = World(data, posted=False)
+    world.hand_over(bursts_of(stream(data)[:10]))
+    world.hand_over(bursts_of(stream(data)[:10]))
+    assert world.receiver.early_bytes > 20 * CHUNK
+    world.post()
+    assert world.receiver.early_bytes == 0
+    assert world.core.rounds.active[0].counters.chunks_duplicate == 10
+    assert world.receiver.chunks_received == 10
+
+
+def test_a_train_with_a_broken_burst_gives_its_prefix():
+    data = numbers(440)
+    datagrams = stream(data)
+    header = wire.decode_header(datagrams[3 * PER_BURST + 5])._replace(chunk=9)
+    datagrams[3 * PER_BURST + 5] = wire.encode_header(header) + datagrams[3 * PER_BURST + 5][HEADER_BYTES:]
+    world = agree(data, datagrams, bursts_of(datagrams))
+    assert world.sink is not None and world.sink.calls[0][0] == 3
+
+
+def test_a_slab_of_more_datagrams_than_a_burst_can_have_does_no_harm():
+    """Headers that claim 100 datagrams a burst: no mask has so many bits."""
+    data = numbers(200)
+    datagrams = [
+        wire.encode_header(wire.decode_header(d)._replace(count=100, position=at % 64, burst=0)) + d[HEADER_BYTES:]
+        for at, d in enumerate(stream(data))
+    ]  # fmt: skip
+    world = agree(data, datagrams, slabs_of(datagrams))
+    assert world.sink is not None and (world.sink.array == data).all()
+
+
+def test_other_chunk_sizes_than_announced_are_dropped():
+    data = numbers(10)
+    world = World(data)
+    short = [
+        wire.encode_header(wire.decode_header(d)._replace(length=704)) + d[HEADER_BYTES : HEADER_BYTES + 704]
+        for d in stream(data)
+    ]
+    world.hand_over(slabs_of(short))
+    assert world.sink is not None and world.sink.times.sum() == 0
+    assert world.core.drops == {Drop.LENGTH: 10}
+    assert world.receiver.paths[0].spaces[1].highest == -1, "what was not taken is not acknowledged"
+
+
+def test_early_data_of_a_longer_message_is_a_mismatch_and_not_a_crash():
+    """The peer believes in another size, and its OPEN comes last."""
+    world = World(numbers(10), posted=False)
+    world.hand_over(bursts_of(stream(numbers(40))))
+    world.post()
+    assert world.core.drops == {Drop.CHUNK: 40}
+    assert world.receiver.early_bytes == 0
+
+
+def test_source_addresses_are_not_decoded_on_the_fast_path():
+    data = numbers(88)
+    world = World(data)
+    slabs = bursts_of(stream(data))
+    for slab in slabs:
+        slab.source = lambda index: pytest.fail("asked for an address")
+    world.hand_over(slabs)
+    assert world.receiver.chunks_received == 88
+    assert address(0).port == 9000
