@@ -28,8 +28,8 @@ def stream(data: np.ndarray, *, burst: int = 0, cls: int = 1, **fields: int) -> 
         number, position = divmod(chunk, PER_BURST)
         count = min(PER_BURST, len(pieces) - number * PER_BURST)
         header = wire.Header(
-            wire.VERSION, Type.DATA, cls, 0, count, position, 0, SESSION, 0, len(pieces), (burst + number) & 0xFFFFFFFF, 1000, 0, chunk, 1,
-            len(piece),
+            wire.VERSION, Type.DATA, cls, 0, count, position, 0, SESSION, 0, len(pieces),
+            (burst + number) & 0xFFFFFFFF, 1000, 0, chunk, 1, len(piece),
         )._replace(**fields)  # fmt: skip
         datagrams.append(wire.encode_header(header) + piece)
     return datagrams
