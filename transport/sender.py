@@ -400,7 +400,7 @@ class PeerSender:
                 self.active.popleft()
                 self._active_ids.discard(message.id)
                 continue
-            path = self._pick_path(message.cls, now)
+            path = self._pick_path(message, now)
             if path is None:
                 return None
             burst = self._data_burst(message, path, now)
@@ -408,13 +408,15 @@ class PeerSender:
                 return burst
         return None
 
-    def _pick_path(self, cls: int, now: float) -> SendPath | None:
-        """The next path, in turn, that has room, credit and its pacing time behind it."""
-        paths = self.paths
+    def _pick_path(self, message: Outgoing, now: float) -> SendPath | None:
+        """The next path, in turn, that has room and credit for a datagram (any has if nothing is in flight) and its pacing time
+        behind it."""
+        paths, cls = self.paths, message.cls
+        least = message.spec.chunk_bytes + HEADER_BYTES + DATAGRAM_OVERHEAD_BYTES
         for _ in range(len(paths)):
             path = paths[self._turn % len(paths)]
             self._turn += 1
-            if path.next_send_at > now or not path.room():
+            if path.next_send_at > now or (path.inflight_cost and path.room() < least):
                 continue
             if path.spaces[cls].free_bursts() <= 0:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.burst import burst_chunks
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.port import Slab
 from dblp.transport.receiver import Drop
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, SESSION, Cores, RecordingSink, address, numbers, slab_of, slabs_of
@@ -51,10 +53,10 @@ class World:
     def post(self) -> None:
         self.sink = self.cores.receive(1, 0, self.data)
 
-    def hand_over(self, slabs: list) -> None:
+    def hand_over(self, slabs: list[Slab]) -> None:
         self.core.receive_burst(slabs, now=self.cores.now)
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """All that a slow and a fast path must agree on."""
         message = self.receiver.messages.get(0)
         spaces = self.receiver.paths[0].spaces
@@ -71,7 +73,7 @@ class World:
         }
 
 
-def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list:
+def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list[Slab]:
     """Slabs, cut at random places, at each burst, or at each datagram, wherever sizes allow."""
     if rng is None:
         return [slab_of([datagram]) for datagram in datagrams]
@@ -80,7 +82,7 @@ def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list:
     return [slab for a, b in itertools.pairwise(edges) if b > a for slab in slabs_of(datagrams[a:b])]
 
 
-def bursts_of(datagrams: list[bytes]) -> list:
+def bursts_of(datagrams: list[bytes]) -> list[Slab]:
     """One slab a burst, one after the other in one arena, as a train arrives."""
     groups = [list(group) for _, group in itertools.groupby(datagrams, lambda d: wire.decode_header(d).burst)]
     arena = np.frombuffer(b"".join(datagrams), np.uint8).copy()
@@ -93,7 +95,7 @@ def bursts_of(datagrams: list[bytes]) -> list:
     return slabs
 
 
-def agree(data: np.ndarray, datagrams: list[bytes], slabs: list, *, posted: bool = True) -> World:
+def agree(data: np.ndarray, datagrams: list[bytes], slabs: list[Slab], *, posted: bool = True) -> World:
     fast, slow = World(data, posted=posted), World(data, posted=posted)
     fast.hand_over(slabs)
     for slab in cut_at(datagrams, None):
