@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -234,7 +235,7 @@ def test_trains_leave_whole_and_number_their_bursts():
 # --- loss
 
 
-def send_bursts(bench: Bench, count: int, **options: object):
+def send_bursts(bench: Bench, count: int, **options: Any):
     """``count`` bursts of 4 chunks, a millisecond apart."""
     out = bench.send(numbers(4 * count), offered=False, **options)
     headers = []
