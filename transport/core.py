@@ -115,6 +115,9 @@ class Core:
         self._posted[key] = []
         for peer, opened in self._early_opens.pop(key, ()):
             self._compare(round_, peer, opened)
+        if self.failed is not None:  # a peer that is ahead has told that it called something else
+            self.end_round(key)
+            raise self.failed
         return round_.counters
 
     def end_round(self, key: int) -> None:

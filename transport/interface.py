@@ -63,7 +63,8 @@ class EndpointLike(Protocol):
     ) -> RoundCounters:
         """Announce a round (``message.round_of``) before its messages are posted. ``signature`` (at most 32 bytes) must be
         equal on all ranks of the round; where a peer's differs, every receive of the round raises
-        MismatchError, worded with ``describe`` of both signatures. Returns the round's counters, live."""
+        MismatchError, worded with ``describe`` of both signatures; or this call does, if the peer was first. Returns the
+        round's counters, live."""
 
     def end_round(self, round_key: int) -> None:
         """The round is over here, well or badly: forget its messages; what comes late is dropped and counted."""

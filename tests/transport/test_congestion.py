@@ -1,0 +1,148 @@
+"""Delay-based congestion control, told round trips."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dblp.errors import ConfigError
+from dblp.transport.config import TransportConfig
+from dblp.transport.congestion import REGISTRY, make_congestion_control
+from dblp.transport.congestion.delay import INITIAL_WINDOW_BYTES, MAX_WINDOW_BYTES, DelayControl
+from dblp.transport.congestion.fixed import FixedControl
+
+RTT_S = 1e-3
+QUEUED_S = 10e-3
+"""A round trip far above the target."""
+BURST = 64_000
+
+
+def control() -> DelayControl:
+    return DelayControl(TransportConfig())
+
+
+def feed(cc: DelayControl, rtt_s: float, times: int, *, now: float = 0.0, step: float = RTT_S) -> float:
+    for _ in range(times):
+        now += step
+        cc.on_acked(BURST, rtt_s, now=now)
+    return now
+
+
+def test_slow_start_grows_by_what_is_acknowledged():
+    cc = control()
+    assert cc.window_bytes == INITIAL_WINDOW_BYTES
+    feed(cc, RTT_S, 5)
+    assert cc.window_bytes == INITIAL_WINDOW_BYTES + 5 * BURST
+
+
+def test_the_window_has_a_ceiling_and_a_floor():
+    cc = control()
+    feed(cc, RTT_S, 3000)
+    assert cc.window_bytes == MAX_WINDOW_BYTES
+    feed(cc, QUEUED_S, 3000, now=10.0, step=0.1e-3)
+    low = control()
+    feed(low, RTT_S, 1)
+    now = 0.0
+    for _ in range(100):
+        now = feed(low, QUEUED_S, 1, now=now, step=20e-3)
+    assert low.window_bytes == 2 * TransportConfig().datagram_bytes
+
+
+def test_a_queue_ends_slow_start_and_shrinks_the_window_once_a_round_trip():
+    cc = control()
+    now = feed(cc, RTT_S, 20)
+    top = cc.window_bytes
+    now = feed(cc, QUEUED_S, 7, now=now, step=1e-4)
+    assert cc.window_bytes > top, "one sample without a queue among eight: a processor was lost, not the path"
+    top = cc.window_bytes
+    now = feed(cc, QUEUED_S, 1, now=now, step=1e-4)
+    after = cc.window_bytes
+    assert 0.5 * top <= after < 0.6 * top
+    feed(cc, QUEUED_S, 20, now=now, step=QUEUED_S / 100)
+    assert cc.window_bytes == after, "within the same round trip"
+    feed(cc, QUEUED_S, 1, now=now + 1.1 * QUEUED_S)
+    assert cc.window_bytes < after
+
+
+def test_after_a_queue_growth_is_additive():
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    now = feed(cc, QUEUED_S, 9, now=now)
+    before = cc.window_bytes
+    feed(cc, RTT_S, 8, now=now)
+    gained = cc.window_bytes - before
+    assert 0 < gained <= 8 * 4 * TransportConfig().datagram_bytes * BURST / before
+
+
+def test_the_decrease_follows_the_excess():
+    gentle, hard = control(), control()
+    for cc, rtt in ((gentle, 2.2e-3), (hard, QUEUED_S)):
+        now = feed(cc, RTT_S, 10)
+        feed(cc, rtt, 8, now=now, step=1e-4)
+    assert gentle.window_bytes > hard.window_bytes
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.8])
+def test_plain_loss_is_ignored(share):
+    """However much is lost: the delay says that there is no queue."""
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    before = cc.window_bytes
+    for _ in range(100):
+        cc.on_lost(int(share * BURST), now=now)
+        now = feed(cc, RTT_S, 1, now=now)
+    assert cc.window_bytes >= before
+
+
+def test_heavy_loss_beside_a_raised_delay_is_congestion():
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    now = feed(cc, 1.5e-3, 8, now=now)
+    before = cc.window_bytes
+    cc.on_lost(int(before), now=now)
+    assert cc.window_bytes == pytest.approx(0.7 * before)
+
+
+def test_little_loss_beside_a_raised_delay_is_random():
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    now = feed(cc, 1.5e-3, 8, now=now)
+    before = cc.window_bytes
+    for _ in range(50):
+        cc.on_lost(1464, now=now)
+        now = feed(cc, 1.5e-3, 1, now=now)
+    assert cc.window_bytes >= before
+
+
+def test_the_least_round_trip_is_forgotten_when_routes_change():
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    now = feed(cc, 8e-3, 200, now=now, step=0.1)
+    before = cc.window_bytes
+    feed(cc, 8e-3, 20, now=now)
+    assert cc.window_bytes > before
+
+
+def test_pacing_starts_where_round_trips_are_long():
+    short, long = control(), control()
+    feed(short, RTT_S, 1)
+    feed(long, 20e-3, 1)
+    assert short.pacing_bps() == 0.0
+    assert long.pacing_bps() == pytest.approx(2 * 8 * long.window_bytes / 20e-3)
+
+
+def test_fixed_never_reacts():
+    cc = FixedControl(TransportConfig(congestion="fixed", rate_bps=1e9))
+    cc.on_acked(1, 5.0, now=0.0)
+    cc.on_lost(1 << 30, now=0.0)
+    assert cc.window_bytes == math.inf
+    assert cc.pacing_bps() == 1e9
+
+
+def test_controllers_are_chosen_by_name():
+    for name, kind in (("delay", DelayControl), ("fixed", FixedControl)):
+        assert isinstance(make_congestion_control(TransportConfig(congestion=name)), kind)
+    assert set(REGISTRY) == {"delay", "fixed"}
+    with pytest.raises(ConfigError, match="known are 'delay' and 'fixed'"):
+        TransportConfig(congestion="cubic")

@@ -1,0 +1,239 @@
+"""Endpoints on a simulated network, in virtual time: joining, leaving, disagreeing, ports that block."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dblp.collectives.group import Group
+from dblp.errors import ClosedError, DeadlineError, HandshakeError, MismatchError, PeerError
+from dblp.sim.loop import run
+from dblp.sim.port import HostSpec, Link, Network
+from dblp.transport.config import TransportConfig
+from dblp.transport.endpoint import Endpoint
+from dblp.transport.message import MessageSpec, message_id
+from dblp.transport.port import Address
+from tests.transport.cores import RecordingSink, numbers, spec_of
+
+SESSION = 5
+
+
+def ports_of(network: Network, count: int) -> list[Any]:
+    return [network.port(f"10.0.0.{rank + 1}") for rank in range(count)]
+
+
+async def join(network: Network, world_size: int = 2, **settings: Any) -> list[Endpoint]:
+    ports = ports_of(network, world_size)
+    peers = [list(port.addresses) for port in ports]
+    config = TransportConfig(**({"timeout_s": 5.0, "connect_timeout_s": 5.0} | settings))
+    return await asyncio.gather(
+        *(
+            Endpoint.connect(
+                port, rank=rank, world_size=world_size, config=config, session=SESSION, peers=peers
+            )
+            for rank, port in enumerate(ports)
+        )
+    )
+
+
+def network(**options: Any) -> Network:
+    return Network(asyncio.get_running_loop(), 3, **options)
+
+
+async def leave(endpoints: list[Endpoint]) -> None:
+    await asyncio.gather(*(endpoint.close(linger_s=0.5) for endpoint in endpoints))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block": 0.5}, {"regroup": 1.0, "host": HostSpec(egress_bps=1e8, send_buffer_bytes=70_000)}],
+)
+def test_large_messages_both_ways(options):
+    """Also through a port that often blocks in the middle of a train."""
+
+    async def main() -> None:
+        endpoints = await join(network(**options))
+        data = numbers(1000)
+        sinks: list[RecordingSink] = []
+        waits: list[asyncio.Future[Any]] = []
+        for endpoint in endpoints:
+            peer = 1 - endpoint.rank
+            endpoint.begin_round(0, b"s", lambda text: text.hex())
+            sink = RecordingSink(spec_of(data), data.dtype)
+            sinks.append(sink)
+            waits.append(endpoint.receive(peer, 0, spec_of(data), sink).done)
+            waits.append(endpoint.send(peer, 0, data.view(np.uint8), spec_of(data)).done)
+        await asyncio.gather(*waits)
+        for sink in sinks:
+            assert (sink.array == data).all() and (sink.times == 1).all()
+        await leave(endpoints)
+
+    run(main())
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_different_calls_raise_on_every_rank_and_name_both(delay_s):
+    async def main() -> None:
+        endpoints = await join(network(), 2)
+        groups = [Group(endpoint) for endpoint in endpoints]
+
+        async def call(rank: int) -> None:
+            await asyncio.sleep(delay_s * rank)
+            array = np.zeros(5000 if rank else 3000, np.float32)
+            await groups[rank].all_reduce(array)
+
+        errors = await asyncio.gather(call(0), call(1), return_exceptions=True)
+        for error in errors:
+            assert isinstance(error, MismatchError), error
+            assert error.ranks == (0, 1)
+            assert "3000" in str(error) and "5000" in str(error)
+        with pytest.raises(ClosedError):
+            await groups[0].barrier()
+        await leave(endpoints)
+
+    run(main())
+
+
+def test_a_rank_that_leaves_while_another_waits_is_named():
+    async def main() -> None:
+        endpoints = await join(network(), 2)
+        waiting = asyncio.ensure_future(Group(endpoints[1]).barrier())
+        await asyncio.sleep(0.1)
+        await endpoints[0].close(linger_s=0.1)
+        with pytest.raises(PeerError, match="rank 0 closed its group") as caught:
+            await waiting
+        assert caught.value.ranks == (0,)
+        await endpoints[1].close(linger_s=0.1)
+        await endpoints[1].close()
+
+    run(main())
+
+
+def test_closing_lingers_until_the_peer_has_everything():
+    """The round is over for the sender, whose last words are lost again and again."""
+
+    async def main() -> None:
+        net = network(link=Link(impair="loss(0.5)"))
+        endpoints = await join(net, connect_timeout_s=60.0)
+        data = numbers(20)
+        first, second = endpoints
+        for endpoint in endpoints:
+            endpoint.begin_round(0, b"s", lambda text: text.hex())
+        sink = RecordingSink(spec_of(data), data.dtype)
+        done = second.receive(0, 0, spec_of(data), sink).done
+        sending = first.send(1, 0, data.view(np.uint8), spec_of(data))
+        assert sending.detach()
+        first.end_round(0)
+        data[:] = 0
+        await first.close(linger_s=30.0)
+        await done
+        assert (sink.array == numbers(20)).all()
+        await second.close(linger_s=0.1)
+
+    run(main())
+
+
+def test_who_does_not_answer_is_named():
+    async def main() -> None:
+        net = network()
+        ports = ports_of(net, 3)
+        peers = [list(port.addresses) for port in ports]
+        config = TransportConfig(connect_timeout_s=2.0)
+        attempts = [
+            Endpoint.connect(
+                ports[rank], rank=rank, world_size=3, config=config, session=SESSION, peers=peers
+            )
+            for rank in (0, 2)
+        ]
+        errors = await asyncio.gather(*attempts, return_exceptions=True)
+        for error in errors:
+            assert isinstance(error, DeadlineError) and error.ranks == (1,)
+            assert "rank 1 at 10.0.0.2:10000" in str(error) and "firewall" in str(error)
+        assert ports[0]._closed and ports[2]._closed
+
+    run(main())
+
+
+def test_a_job_of_another_size_fails_at_once_on_both_sides():
+    async def main() -> None:
+        net = network()
+        ports = ports_of(net, 2)
+        peers = [list(port.addresses) for port in ports] + [[Address("10.0.0.9", 10_000)]]
+        attempts = [
+            Endpoint.connect(
+                ports[rank],
+                rank=rank,
+                world_size=2 + rank,
+                config=TransportConfig(),
+                session=SESSION,
+                peers=peers,
+            )
+            for rank in (0, 1)
+        ]
+        errors = await asyncio.gather(*attempts, return_exceptions=True)
+        for error in errors:
+            assert isinstance(error, HandshakeError) and "world_size" in str(error)
+        assert asyncio.get_running_loop().time() < 1.0
+
+    run(main())
+
+
+def test_a_group_of_one_needs_nobody():
+    async def main() -> None:
+        (endpoint,) = await join(network(), 1)
+        array = np.arange(5.0)
+        await Group(endpoint).all_reduce(array)
+        assert array.tolist() == [0, 1, 2, 3, 4]
+        await endpoint.close()
+
+    run(main())
+
+
+def test_after_a_failure_every_call_says_so():
+    async def main() -> None:
+        endpoints = await join(network(), 2)
+        endpoints[0].fail(PeerError("rank 1 is on fire", [1]))
+        spec = MessageSpec(nbytes=16, chunk_bytes=16)
+        with pytest.raises(ClosedError, match="rank 1 is on fire"):
+            endpoints[0].begin_round(0, b"", lambda text: "")
+        with pytest.raises(ClosedError, match="rank 1 is on fire"):
+            endpoints[0].send(1, message_id(0, 0, 0), np.zeros(16, np.uint8), spec)
+        await asyncio.sleep(0.1)
+        with pytest.raises(ClosedError, match="rank 0 gave up: rank 1 is on fire"):
+            endpoints[1].begin_round(0, b"", lambda text: "")
+        await leave(endpoints)
+
+    run(main())
+
+
+def test_a_report_counts_duplicates_and_repairs():
+    async def main() -> None:
+        endpoints = await join(network(link=Link(impair="duplicate(0.3),loss(0.05)")), 2)
+        groups = [Group(endpoint) for endpoint in endpoints]
+
+        async def call(rank: int) -> Any:
+            return await groups[rank].all_reduce(np.ones(200_000, np.float32))
+
+        reports = await asyncio.gather(call(0), call(1))
+        for report in reports:
+            assert 0.1 * report.chunks_received < report.chunks_duplicate < report.chunks_received
+            assert report.chunks_resent > 0
+        await leave(endpoints)
+
+    run(main())
+
+
+def test_silence_ends_with_a_sign_of_life():
+    async def main() -> None:
+        endpoints = await join(network(), 2)
+        await asyncio.sleep(3.0)
+        assert endpoints[0].silence(1) > 2.5
+        endpoints[0].ping([1])
+        await asyncio.sleep(0.1)
+        assert endpoints[0].silence(1) < 0.2
+        await leave(endpoints)
+
+    run(main())
