@@ -11,7 +11,7 @@ end of a burst of loss is noticed within one timeout.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -216,6 +216,12 @@ class SendPath:
         doublings = min(max(0, self.probes - STEADY_PROBES), 16)
         gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
         self.probe_at = now + gap
+
+    def answered(self, news: Set[int], now: float) -> float:
+        """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it
+        acknowledges must not put off the question for a class of which it knows nothing."""
+        flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.flights]
+        return min([now if cls in news else flight.sent_at for cls, flight in flying], default=now)
 
     def room(self) -> int:
         """Bytes that congestion control and credit leave; at least one datagram when nothing is in flight."""
@@ -548,8 +554,12 @@ class PeerSender:
                 self._grant(message, limit)
         before = path.inflight_bytes
         path.forget_loss()
-        news = [self._on_masks(path, path.spaces[space.cls & 3], space, now) for space in feedback.spaces]
-        if any(news) and newer:
+        news = {
+            space.cls & 3
+            for space in feedback.spaces
+            if self._on_masks(path, path.spaces[space.cls & 3], space, now)
+        }
+        if news and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
             # got through. Without news (a grant, a repeated answer) the last arrival may be old.
             path.on_rtt(max(wire.since_us(feedback.echo, wire.clock_us(now)), 1e-6))
@@ -561,7 +571,7 @@ class PeerSender:
             path.congestion.on_acked(acked, path.net_rtt, now=now)
         if acked > 0 or (feedback.asked and newer):
             path.probes = 0
-            path.arm_probe(now)
+            path.arm_probe(path.answered(news, now))
         self._detect_loss(path, now)
         if not any(space.flights for space in path.spaces):
             path.probe_at = float("inf")

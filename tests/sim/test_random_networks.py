@@ -180,6 +180,12 @@ def test_seeds_differ():
 # --- what was found
 
 
+@pytest.mark.parametrize("seed", [3086])
+def test_faults_that_were_found_by_longer_sweeps(seed):
+    """3086: pings, acknowledged on and on, put off the question for a lost last chunk until the deadline."""
+    _play_and_check(plan(seed, faulty=True))
+
+
 def test_feedback_on_a_long_mess_stays_within_a_datagram():
     """A queue that overflows in turn with loss bursts, after a stop of the peer, leaves more ranges than fit."""
     drawn = Plan(

@@ -577,3 +577,25 @@ def test_pacing_spreads_bursts_of_a_fixed_rate():
     assert sent > 200 * CHUNK
     assert last - 100.0 == pytest.approx(before * 8 / 8e6, abs=0.1)
     assert last > 100.1
+
+
+def test_acknowledged_control_does_not_put_off_the_question_for_lost_chunks():
+    """Signs of life of another class go on and on, while the last chunks of a message were lost."""
+    bench = Bench()
+    warm(bench)
+    out = bench.send(numbers(3))
+    headers = bench.leave()
+    bench.now += RTT_S
+    bench.feedback(*[header for header in headers if header.cls & 3 == 0])
+    asked_at = float("inf")
+    for _ in range(100):
+        bench.sender.queue_control(Control(Type.PING, 0))
+        pings = bench.leave()
+        bench.now += 2e-3
+        bench.feedback(*[header for header in pings if header.type == Type.PING])
+        if bench.sender.next_timeout() <= bench.now:
+            asked_at = min(asked_at, bench.now)
+            bench.timer(bench.now)
+            break
+    assert asked_at < 100.0 + 2 * RTT_S + 2 * bench.path.rto
+    assert any(header.type == Type.END and header.message == out.id for header in bench.leave())
