@@ -115,13 +115,16 @@ class _StagedLeg:
             self._release()
 
     def _window_chunks(self, window_bytes: int) -> int:
-        """Chunks staged a peer, a multiple of the segment: two segments at least, the whole shard at most."""
+        """Chunks staged a peer, a multiple of the segment: what may come early at least, the whole shard at most."""
         segment = self._segment
         whole = -(-self._message.chunks // segment) * segment
         if self._lossy:
             return whole
         share = window_bytes // (len(self._peers) * self._message.chunk_bytes * segment) * segment
-        return min(max(share, 2 * segment), whole)
+        # A peer may send this much before it hears of the window, and rows must not be overwritten.
+        early = self._round.endpoint.config.early_bytes // self._message.chunk_bytes
+        least = max(2, -(-early // segment)) * segment
+        return min(max(share, least), whole)
 
     def _allocate(self) -> dict[int, Array]:
         nbytes = self._window * self._message.chunk_bytes

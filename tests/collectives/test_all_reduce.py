@@ -148,9 +148,24 @@ def test_bounded_without_loss_gives_the_bits_of_exact(run, name, world_size):
     assert len({bits for pair in pairs for bits in pair}) == 1
 
 
+def test_what_comes_early_never_overwrites_a_small_window():
+    """A peer may send ``early_bytes`` before it hears of the window: the rows are there."""
+
+    async def member(group):
+        array = np.random.default_rng(group.rank).integers(-8, 9, 3_000_000).astype(np.float32)
+        if group.rank == 0:
+            await asyncio.sleep(0.05)
+        await group.all_reduce(array, algorithm="direct")
+        return array
+
+    parts = [np.random.default_rng(rank).integers(-8, 9, 3_000_000).astype(np.float32) for rank in range(3)]
+    for array in run_network(member, 3, window_bytes=64 * 1024):
+        np.testing.assert_array_equal(array, np.sum(parts, axis=0, dtype=np.float32))
+
+
 def test_windowed_staging_keeps_memory_small():
     """16 MiB on 3 ranks with 256 KiB of window: the peak stays near the window, far from the 10 MiB of whole shards."""
-    config = TransportConfig(window_bytes=256 * 1024)
+    config = TransportConfig(window_bytes=256 * 1024, early_bytes=64 * 1024)
     count = 4 * 1024 * 1024
     measured = []
 
