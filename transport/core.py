@@ -410,9 +410,10 @@ class Core:
             if feedback is None:
                 self.drops[Drop.PAYLOAD] += 1
             else:
-                self.senders[peer].on_feedback(header[3], header[10], feedback, slab.received_at, now)
+                received_at = now if at else slab.received_at  # the slab tells its first arrival only
+                self.senders[peer].on_feedback(header[3], header[10], feedback, received_at, now)
             return
-        if not receiver.on_control(slab, header, payload, now):
+        if not receiver.on_control(slab, at, header, payload, now):
             return
         if type_ == Type.OPEN:
             self._on_open(peer, receiver, header[8], now)

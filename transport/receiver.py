@@ -134,12 +134,12 @@ class ReceivePath:
         self.in_order = 0  # bursts since one arrived behind a later one
         self.unreported_bytes = 0
         self.echo = 0
-        self.echo_at = 0.0
+        self.echo_at = -1.0  # nothing has come yet
         self.due_at = float("inf")
         self.asked = False
         self.copies = 1  # of the next answer
         self.heard_bytes = 0  # since the last answer
-        self.gap_at = -1.0  # when a burst was last found missing or incomplete
+        self.gap_at = float("-inf")  # when a burst was last found missing or incomplete
 
 
 class PeerReceiver:
@@ -214,7 +214,7 @@ class PeerReceiver:
         last = slabs[bursts - 1]
         if bursts > 1:
             header = wire.decode_header_from(last.arena.data, last.offset)  # it was stamped last
-        self._mark_bursts(last, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size)
+        self._mark_bursts(last, 0, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size, now)
         return bursts
 
     def _intact_bursts(
@@ -314,7 +314,7 @@ class PeerReceiver:
             rows = slab.rows(start, count, HEADER_BYTES, payload, _U8)
             accepted = self._accept(message_id, chunks, rows, now)
         if accepted:
-            self._mark(slab, header, seq, mask, count * size)
+            self._mark_bursts(slab, start, header, seq, 1, mask, count * size, now)
 
     def _scattered(self, slab: Slab, start: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams of one burst that are not consecutive; returns how many were taken."""
@@ -336,7 +336,7 @@ class PeerReceiver:
         payload = slab.size - HEADER_BYTES
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
         if self._accept(header[8], chunks, payloads, now):
-            self._mark(slab, header, header[10], mask, count * slab.size)
+            self._mark_bursts(slab, start, header, header[10], 1, mask, count * slab.size, now)
         return count
 
     def _accept(
@@ -427,11 +427,16 @@ class PeerReceiver:
         self.early_bytes += cost
         return True
 
-    def _mark(self, slab: Slab, header: tuple[int, ...], seq: int, mask: int, nbytes: int) -> None:
-        self._mark_bursts(slab, header, seq, 1, mask, nbytes)
-
     def _mark_bursts(
-        self, slab: Slab, header: tuple[int, ...], seq: int, bursts: int, mask: int, nbytes: int
+        self,
+        slab: Slab,
+        start: int,
+        header: tuple[int, ...],
+        seq: int,
+        bursts: int,
+        mask: int,
+        nbytes: int,
+        now: float,
     ) -> None:
         """Note the same datagrams of consecutive bursts."""
         path = self.paths[header[3]]
@@ -447,12 +452,19 @@ class PeerReceiver:
         if header[1] == wire.Type.DATA:
             path.heard_bytes += nbytes
             self.data_at = slab.received_at
-        self._note_arrival(path, slab, header[11])
+        self._note_arrival(path, slab, start, header[11], now)
 
-    def _note_arrival(self, path: ReceivePath, slab: Slab, sent_at: int) -> None:
-        path.echo, path.echo_at = sent_at, slab.received_at
+    def _note_arrival(self, path: ReceivePath, slab: Slab, start: int, sent_at: int, now: float) -> None:
+        """What a round trip is measured by: a time of sending and that of its arrival. The kernel tells a slab's first arrival
+        only; taken for that of a later datagram it would make the round trip too short, and the least of them counts for
+        long."""
         if path.due_at == float("inf"):
             path.due_at = slab.received_at + FEEDBACK_DELAY_S
+        if start:
+            if now - path.echo_at > FEEDBACK_DELAY_S:
+                path.echo, path.echo_at = sent_at, now
+            return
+        path.echo, path.echo_at = sent_at, slab.received_at
         owd = wire.since_us(sent_at, wire.clock_us(slab.received_at))
         if owd < self._owd_min:
             self._owd_min = owd
@@ -461,7 +473,7 @@ class PeerReceiver:
 
     # --- control
 
-    def on_control(self, slab: Slab, header: tuple[int, ...], payload: bytes, now: float) -> bool:
+    def on_control(self, slab: Slab, at: int, header: tuple[int, ...], payload: bytes, now: float) -> bool:
         """OPEN, END and PING; FINAL and the like only leave their mark. False if the payload makes no sense."""
         type_, message_id = header[1], header[8]
         if type_ == wire.Type.OPEN:
@@ -476,7 +488,7 @@ class PeerReceiver:
                 self._on_question(self.paths[header[3]])
         elif type_ == wire.Type.PING:
             self._on_question(self.paths[header[3]])
-        self._mark(slab, header, header[10], 1, HEADER_BYTES + len(payload))
+        self._mark_bursts(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload), now)
         return True
 
     def _on_question(self, path: ReceivePath) -> None:

@@ -422,7 +422,9 @@ class PeerSender:
         for _ in range(len(paths)):
             path = paths[self._turn % len(paths)]
             self._turn += 1
-            if path.next_send_at > now or (path.inflight_cost and path.room() < least):
+            if path.next_send_at > now:
+                continue
+            if path.inflight_cost and (path.window_bytes - path.inflight_cost < least or not path.room()):
                 continue
             if path.spaces[cls].free_bursts() <= 0:
                 continue
@@ -567,8 +569,10 @@ class PeerSender:
         if acked > 0:
             held = feedback.held_us * 1e-6
             rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
-            path.net_rtt = max(rtt, 1e-6)
-            path.congestion.on_acked(acked, path.net_rtt, now=now)
+            if rtt > 0.0:  # else the peer's clock or its holding time makes no sense
+                path.net_rtt = rtt
+            if path.net_rtt:
+                path.congestion.on_acked(acked, path.net_rtt, now=now)
         if acked > 0 or (feedback.asked and newer):
             path.probes = 0
             path.arm_probe(path.answered(news, now))
