@@ -19,6 +19,8 @@ MAX_COALESCED = 64
 """Datagrams that UDP GRO joins at most (UDP_GRO_CNT_MAX)."""
 MAX_COALESCED_BYTES = 65_507
 """Bytes that it joins at most: the largest UDP payload over IPv4."""
+JOIN_S = 1e-3
+"""Longest between two arrivals that it joins: one poll of a network card, not the wait in a buffer after it."""
 JUNK = 0xA5
 """What stands in an arena once its slab is no longer valid."""
 
@@ -111,15 +113,18 @@ def _singles(singles: Sequence[Arrival]) -> Slab:
     for slot, single in enumerate(singles):
         arena[slot * stride : slot * stride + len(single.data)] = single.data
     sources = [single.source for single in singles]
-    return Slab(
+    slab = Slab(
         arena, 0, stride, size, len(singles), last, singles[0].path, singles[0].at, sources.__getitem__
     )
+    slab.arrived = [single.at for single in singles].__getitem__
+    return slab
 
 
 def _continues(before: Arrival, arrival: Arrival) -> bool:
     """True if GRO might join two arrivals: one flow, one size, nothing short before the end, within its limits."""
     return (
-        before.source == arrival.source
+        arrival.at - before.at <= JOIN_S
+        and before.source == arrival.source
         and before.path == arrival.path
         and before.segment == arrival.segment
         and len(before.data) == before.count * before.segment

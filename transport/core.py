@@ -410,8 +410,7 @@ class Core:
             if feedback is None:
                 self.drops[Drop.PAYLOAD] += 1
             else:
-                received_at = now if at else slab.received_at  # the slab tells its first arrival only
-                self.senders[peer].on_feedback(header[3], header[10], feedback, received_at, now)
+                self.senders[peer].on_feedback(header[3], header[10], feedback, slab.arrival(at), now)
             return
         if not receiver.on_control(slab, at, header, payload, now):
             return

@@ -58,10 +58,21 @@ class Slab:
     last one ``last`` bytes (<= size). A coalesced super-packet has stride == size; single datagrams that were
     read into slots have the slot's stride. Valid only until the receiving callback returns: the arena is
     reused. ``received_at``: seconds on the loop's clock at which the kernel (or simulator) got the first of
-    them.
+    them; ``arrival(i)`` says it of each.
     """
 
-    __slots__ = ("arena", "count", "last", "offset", "path", "received_at", "size", "source", "stride")
+    __slots__ = (
+        "arena",
+        "arrived",
+        "count",
+        "last",
+        "offset",
+        "path",
+        "received_at",
+        "size",
+        "source",
+        "stride",
+    )
 
     def __init__(
         self,
@@ -83,6 +94,7 @@ class Slab:
         self.last = last
         self.path = path
         self.received_at = received_at
+        self.arrived: Callable[[int], float] | None = None  # None: all arrived with the first
         self.source = source  # source(i) decodes the sender's address of datagram i, only when asked
 
     def rows(self, start: int, count: int, skip: int, width: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -94,6 +106,10 @@ class Slab:
             self.offset + start * self.stride + skip,
             (self.stride, dtype.itemsize),
         )
+
+    def arrival(self, index: int) -> float:
+        """Seconds on the loop's clock at which the kernel (or simulator) got datagram ``index``."""
+        return self.arrived(index) if index and self.arrived is not None else self.received_at
 
     def datagram(self, index: int) -> bytes:
         """A copy of one whole datagram (tests and slow paths)."""

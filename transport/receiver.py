@@ -214,7 +214,7 @@ class PeerReceiver:
         last = slabs[bursts - 1]
         if bursts > 1:
             header = wire.decode_header_from(last.arena.data, last.offset)  # it was stamped last
-        self._mark_bursts(last, 0, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size, now)
+        self._mark_bursts(last, 0, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size)
         return bursts
 
     def _intact_bursts(
@@ -314,7 +314,7 @@ class PeerReceiver:
             rows = slab.rows(start, count, HEADER_BYTES, payload, _U8)
             accepted = self._accept(message_id, chunks, rows, now)
         if accepted:
-            self._mark_bursts(slab, start, header, seq, 1, mask, count * size, now)
+            self._mark_bursts(slab, start, header, seq, 1, mask, count * size)
 
     def _scattered(self, slab: Slab, start: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams of one burst that are not consecutive; returns how many were taken."""
@@ -336,7 +336,7 @@ class PeerReceiver:
         payload = slab.size - HEADER_BYTES
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
         if self._accept(header[8], chunks, payloads, now):
-            self._mark_bursts(slab, start, header, header[10], 1, mask, count * slab.size, now)
+            self._mark_bursts(slab, start, header, header[10], 1, mask, count * slab.size)
         return count
 
     def _accept(
@@ -436,7 +436,6 @@ class PeerReceiver:
         bursts: int,
         mask: int,
         nbytes: int,
-        now: float,
     ) -> None:
         """Note the same datagrams of consecutive bursts."""
         path = self.paths[header[3]]
@@ -452,20 +451,16 @@ class PeerReceiver:
         if header[1] == wire.Type.DATA:
             path.heard_bytes += nbytes
             self.data_at = slab.received_at
-        self._note_arrival(path, slab, start, header[11], now)
+        self._note_arrival(path, slab, start, header[11])
 
-    def _note_arrival(self, path: ReceivePath, slab: Slab, start: int, sent_at: int, now: float) -> None:
-        """What a round trip is measured by: a time of sending and that of its arrival. The kernel tells a slab's first arrival
-        only; taken for that of a later datagram it would make the round trip too short, and the least of them counts for
-        long."""
+    def _note_arrival(self, path: ReceivePath, slab: Slab, start: int, sent_at: int) -> None:
+        """What a round trip is measured by: when a datagram was sent and when that very one arrived. With the arrival of another,
+        of the first of a slab that waited to be read, round trips come out too short, and the least of them counts for long."""
         if path.due_at == float("inf"):
             path.due_at = slab.received_at + FEEDBACK_DELAY_S
-        if start:
-            if now - path.echo_at > FEEDBACK_DELAY_S:
-                path.echo, path.echo_at = sent_at, now
-            return
-        path.echo, path.echo_at = sent_at, slab.received_at
-        owd = wire.since_us(sent_at, wire.clock_us(slab.received_at))
+        arrived_at = slab.arrival(start)
+        path.echo, path.echo_at = sent_at, arrived_at
+        owd = wire.since_us(sent_at, wire.clock_us(arrived_at))
         if owd < self._owd_min:
             self._owd_min = owd
         high = self._owd_high
@@ -488,7 +483,7 @@ class PeerReceiver:
                 self._on_question(self.paths[header[3]])
         elif type_ == wire.Type.PING:
             self._on_question(self.paths[header[3]])
-        self._mark_bursts(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload), now)
+        self._mark_bursts(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload))
         return True
 
     def _on_question(self, path: ReceivePath) -> None:

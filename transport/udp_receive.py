@@ -9,7 +9,7 @@ structure of the call exist once, one a slot.
 
 A control buffer holds, in the kernel's order: the receive timestamp (SO_TIMESTAMPNS, always), then UDP_GRO
 (super-packets only). Each slab's timestamp is read from its first message: 0.1 us, as the same row is read
-for UDP_GRO anyway.
+for UDP_GRO anyway; those of the other messages of a run only where they are asked for.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Receiver:
         self._slabs = [self._slab(slot) for slot in range(SLOTS)]
         self._shared = [self._source_in_super(slot) for slot in range(SLOTS)]
         self._apart = [self._source_in_run(slot) for slot in range(SLOTS)]
+        self._arrivals = [self._arrival_in_run(slot) for slot in range(SLOTS)]
+        self._clock_offset = 0.0
         self.datagrams = 0
         self.bytes = 0
         self.syscalls = 0
@@ -92,6 +94,7 @@ class Receiver:
         ``clock_offset``: CLOCK_REALTIME less the loop's clock, seconds.
         """
         vlen = self._vlen
+        self._clock_offset = clock_offset
         self.syscalls += 1
         count = self._recvmmsg(fd, self._pointer, vlen, libc.MSG_DONTWAIT, None)
         if count == 1:
@@ -135,9 +138,11 @@ class Receiver:
                 seconds, nanoseconds, size = _STAMP_GRO(control, slot * _CONTROL_STRIDE)
                 count = -(-length // size)
                 slab.stride, slab.last, slab.source = size, length - (count - 1) * size, self._shared[slot]
+                slab.arrived = None
             else:
                 seconds, nanoseconds = _STAMP(control, slot * _CONTROL_STRIDE)
                 size, slab.stride, slab.last, slab.source = length, SLOT_BYTES, length, self._apart[slot]
+                slab.arrived = self._arrivals[slot]
                 length *= count
             if not 0 < size <= limit:
                 self.dropped_length += count
@@ -159,6 +164,13 @@ class Receiver:
 
     def _source_in_run(self, slot: int) -> Callable[[int], Address]:
         return lambda index: self._address(slot + index)
+
+    def _arrival_in_run(self, slot: int) -> Callable[[int], float]:
+        def arrival(index: int) -> float:
+            seconds, nanoseconds = _STAMP(self._control_bytes, (slot + index) * _CONTROL_STRIDE)
+            return float(seconds - self._clock_offset + nanoseconds * 1e-9)
+
+        return arrival
 
     def _address(self, slot: int) -> Address:
         raw = self._names[slot * _NAME_STRIDE : (slot + 1) * _NAME_STRIDE].tobytes()

@@ -409,3 +409,21 @@ def test_arena_is_aligned():
     assert libc.address_of(port._receiver.arena) % libc.PAGE_BYTES == 0
     assert ctypes.sizeof(ctypes.c_void_p) == 8
     port.close()
+
+
+def test_each_datagram_of_a_slab_has_its_own_time_of_arrival():
+    """Single datagrams that waited together, as after a stall of the reader."""
+
+    async def main():
+        port = open_port(CONFIG)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for _ in range(3):
+                sender.sendto(bytes(100), port.addresses[0])
+                time.sleep(0.02)
+        inbox = Inbox(port)
+        await inbox.count(3)
+        assert len(inbox.shapes) == 1
+        assert np.diff(inbox.arrivals).min() >= 0.019
+        port.close()
+
+    run(asyncio.new_event_loop, main)

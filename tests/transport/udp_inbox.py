@@ -29,6 +29,7 @@ class Inbox:
         self.datagrams: list[tuple[int, Address, bytes]] = []
         self.shapes: list[tuple[int, int, int, int]] = []
         self.stamps: list[float] = []
+        self.arrivals: list[float] = []
         self.batches: list[int] = []
         self.writable = 0
         port.open(self.on_batch, self.on_writable)
@@ -39,6 +40,7 @@ class Inbox:
             self.shapes.append((slab.size, slab.count, slab.last, slab.stride))
             self.stamps.append(slab.received_at)
             for index in range(slab.count):
+                self.arrivals.append(slab.arrival(index))
                 self.datagrams.append((slab.path, slab.source(index), slab.datagram(index)))
 
     def on_writable(self) -> None:
