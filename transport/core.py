@@ -17,6 +17,7 @@ from dblp.errors import ClosedError, DblpError, DeadlineError, MismatchError, Pe
 from dblp.transport import wire
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
+from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
@@ -24,7 +25,7 @@ from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, TRAIN_SLABS, Drop, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook
-from dblp.transport.sender import Control, PeerSender
+from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
 
 CREDIT_SHARE = 0.8

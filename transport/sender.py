@@ -11,7 +11,7 @@ end of a burst of loss is noticed within one timeout.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,216 +19,22 @@ import numpy.typing as npt
 from dblp.transport import wire
 from dblp.transport.burst import TRAIN_BURSTS, BurstBuffer, Train, burst_chunks
 from dblp.transport.config import HEADER_BYTES, TransportConfig
-from dblp.transport.congestion import make_congestion_control
+from dblp.transport.flight import DATAGRAM_OVERHEAD_BYTES, Control, Flight, SendSpace, full_mask
 from dblp.transport.message import MessageSpec, Sent
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes
+from dblp.transport.send_path import SendPath
 from dblp.transport.wire import Type
 
-DATAGRAM_OVERHEAD_BYTES = 900
-"""Kernel memory that a queued datagram costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
-MIN_RTO_S = 8e-3
-"""Least retransmission timeout: above a delayed feedback (4 ms) and a tick of the scheduler. A timeout that was not needed
-costs a probe and its answer, never a retransmission."""
-MAX_RTO_S = 2.0
-"""Largest timeout before back-off: paths of one second of round trip work still."""
-INITIAL_RTT_S = 30e-3
-"""Round trip assumed before the first sample."""
-STEADY_PROBES = 64
-"""Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
-MAX_PROBE_GAP_S = 1.0
-"""Longest distance between probes of a silent peer."""
 HEAVY_LOSS = 0.1
 """Loss share of a path above which END goes out twice behind a repair: it may be lost itself."""
 PROBE_COPIES = 4
 """Most copies of a probe, and of the answer to one that was repeated."""
-KEPT_LOST = 64
-"""Flights declared lost that are remembered per (path, class), to notice that they had only been late."""
-
-
-_FULL_MASKS: dict[tuple[int, int], int] = {}
-
-
-def full_mask(bursts: int, count: int) -> int:
-    """All datagrams of ``bursts`` bursts of ``count`` each: 64 bits a burst, the first burst lowest."""
-    mask = _FULL_MASKS.get((bursts, count))
-    if mask is None:
-        one = (1 << count) - 1
-        mask = sum(one << (wire.BURST_DATAGRAMS * burst) for burst in range(bursts))
-        _FULL_MASKS[bursts, count] = mask
-    return mask
 
 
 def _bursts_ahead(seq: int, base: int) -> int:
     """How far burst ``seq`` lies beyond the one whose low 32 bits are ``base``; negative before it."""
     return ((seq - base + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
-
-
-class Flight:
-    """What one burst carried, or a train of ``bursts`` full ones. ``unacked`` has a bit for each datagram that is not
-    acknowledged yet, 64 bits a burst."""
-
-    __slots__ = (
-        "bursts",
-        "chunks",
-        "control",
-        "cost",
-        "count",
-        "first",
-        "message",
-        "nbytes",
-        "sent_at",
-        "seq",
-        "unacked",
-    )
-
-    def __init__(
-        self,
-        seq: int,
-        count: int,
-        nbytes: int,
-        sent_at: float,
-        message: Outgoing | None,
-        first: int,
-        chunks: npt.NDArray[np.uint32] | None,
-        control: Control | None,
-        bursts: int = 1,
-    ) -> None:
-        self.seq = seq
-        self.count = count  # datagrams in each burst
-        self.bursts = bursts
-        self.unacked = full_mask(bursts, count)
-        self.nbytes = nbytes
-        self.cost = nbytes + count * bursts * DATAGRAM_OVERHEAD_BYTES
-        self.sent_at = sent_at
-        self.message = message
-        self.first = first
-        self.chunks = chunks  # None: chunks first..first+count-1
-        self.control = control
-
-    def chunks_at(self, bits: int) -> npt.NDArray[np.uint32]:
-        """Chunk indices at the positions whose bits are set."""
-        raw = np.frombuffer(bits.to_bytes(8 * self.bursts, "little"), np.uint8)
-        burst, place = np.divmod(np.flatnonzero(np.unpackbits(raw, bitorder="little")), wire.BURST_DATAGRAMS)
-        places: npt.NDArray[np.uint32] = (burst * self.count + place).astype(np.uint32)
-        if self.chunks is None:
-            return places + np.uint32(self.first)
-        return self.chunks[places]
-
-
-class Control:
-    """A control datagram that waits to leave; ``reliable`` ones leave again when they are lost."""
-
-    __slots__ = ("chunks", "cls", "dropped", "message", "path", "payload", "reliable", "type")
-
-    def __init__(
-        self,
-        type_: Type,
-        message: int,
-        payload: bytes = b"",
-        *,
-        chunks: int = 0,
-        cls: int = 0,
-        path: int | None = None,
-    ) -> None:
-        self.type = type_
-        self.message = message
-        self.payload = payload
-        self.chunks = chunks
-        self.cls = cls
-        self.path = path
-        self.reliable = type_ in (Type.OPEN, Type.FINAL, Type.ABORT)
-        self.dropped = False
-
-
-class SendSpace:
-    """Bursts of one class on one path."""
-
-    __slots__ = ("flights", "largest_acked", "lost", "next_seq")
-
-    def __init__(self) -> None:
-        self.next_seq = 0
-        self.flights: deque[Flight] = deque()
-        self.largest_acked = -1  # first burst of the newest flight of which something arrived
-        self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
-
-    def free_bursts(self) -> int:
-        """Bursts that may leave before the oldest unacknowledged one falls out of the mask window."""
-        return wire.MASK_WINDOW - (self.next_seq - self.flights[0].seq) if self.flights else wire.MASK_WINDOW
-
-
-class SendPath:
-    """One path to the peer: its address, what is in flight, credit, congestion control and round trip."""
-
-    def __init__(self, path: int, address: Address, window_bytes: int, config: TransportConfig) -> None:
-        self.path = path
-        self.address = address
-        self.spaces = [SendSpace() for _ in range(4)]
-        self.window_bytes = window_bytes
-        self.inflight_bytes = 0
-        self.inflight_cost = 0
-        self.congestion = make_congestion_control(config)
-        self.srtt = 0.0
-        self.rttvar = INITIAL_RTT_S / 2
-        self.latest_rtt = INITIAL_RTT_S
-        self.reorder_s = 1e-3
-        self.probes = 0
-        self.probe_at = float("inf")
-        self.loss_at = float("inf")
-        self.next_send_at = 0.0
-        self.net_rtt = 0.0  # the network's share of the round trip, as last seen; 0: not yet
-        self.acked_lately = 1.0
-        self.lost_lately = 0.0
-        self.feedback_seq = -1  # number of the last feedback sent
-        self.feedback_seen = -1  # number of the newest feedback received
-
-    @property
-    def loss_share(self) -> float:
-        """Share of the datagrams that were lost lately, at most 0.95."""
-        return min(self.lost_lately / (self.acked_lately + self.lost_lately), 0.95)
-
-    def forget_loss(self) -> None:
-        """Let what was acknowledged and lost before weigh less than what comes now."""
-        self.acked_lately = max(0.75 * self.acked_lately, 1.0)
-        self.lost_lately *= 0.75
-
-    @property
-    def rto(self) -> float:
-        """Retransmission timeout in seconds (RFC 6298's form)."""
-        return min(max(MIN_RTO_S, (self.srtt or INITIAL_RTT_S) + 4 * self.rttvar), MAX_RTO_S)
-
-    def on_rtt(self, sample: float) -> None:
-        """A full round trip, holding times included (RFC 6298, section 2)."""
-        self.latest_rtt = sample
-        if not self.srtt:
-            self.srtt, self.rttvar = sample, sample / 2
-            return
-        self.rttvar += 0.25 * (abs(self.srtt - sample) - self.rttvar)
-        self.srtt += 0.125 * (sample - self.srtt)
-
-    def loss_delay(self) -> float:
-        """Age at which a flight that was overtaken is lost (RFC 9002, 6.1.2), with the reordering that was seen."""
-        longest = max(self.srtt or INITIAL_RTT_S, self.latest_rtt)
-        return longest + max(longest / 8, self.reorder_s)
-
-    def arm_probe(self, now: float) -> None:
-        """(Re)start the timeout."""
-        doublings = min(max(0, self.probes - STEADY_PROBES), 16)
-        gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
-        self.probe_at = now + gap
-
-    def answered(self, news: Set[int], now: float) -> float:
-        """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it
-        acknowledges must not put off the question for a class of which it knows nothing."""
-        flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.flights]
-        return min([now if cls in news else flight.sent_at for cls, flight in flying], default=now)
-
-    def room(self) -> int:
-        """Bytes that congestion control and credit leave; at least one datagram when nothing is in flight."""
-        if not self.inflight_cost:
-            return max(int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30)), 1)
-        free = min(self.congestion.window_bytes - self.inflight_bytes, self.window_bytes - self.inflight_cost)
-        return int(min(max(free, 0), 1 << 30))
 
 
 class PeerSender:

@@ -11,8 +11,10 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import TransportConfig
+from dblp.transport.flight import DATAGRAM_OVERHEAD_BYTES, Control, Flight
 from dblp.transport.message import MessageSpec, Sent, message_id
-from dblp.transport.sender import DATAGRAM_OVERHEAD_BYTES, STEADY_PROBES, Control, Flight, PeerSender
+from dblp.transport.send_path import STEADY_PROBES
+from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, address, numbers, spec_of, split
 

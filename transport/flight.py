@@ -1,0 +1,123 @@
+"""What is in flight to a peer: the bursts of each (path, class) that left, and the control datagrams among them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.transport import wire
+from dblp.transport.outgoing import Outgoing
+from dblp.transport.wire import Type
+
+DATAGRAM_OVERHEAD_BYTES = 900
+"""Kernel memory that a queued datagram costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
+KEPT_LOST = 64
+"""Flights declared lost that are remembered per (path, class), to notice that they had only been late."""
+
+
+_FULL_MASKS: dict[tuple[int, int], int] = {}
+
+
+def full_mask(bursts: int, count: int) -> int:
+    """All datagrams of ``bursts`` bursts of ``count`` each: 64 bits a burst, the first burst lowest."""
+    mask = _FULL_MASKS.get((bursts, count))
+    if mask is None:
+        one = (1 << count) - 1
+        mask = sum(one << (wire.BURST_DATAGRAMS * burst) for burst in range(bursts))
+        _FULL_MASKS[bursts, count] = mask
+    return mask
+
+
+class Flight:
+    """What one burst carried, or a train of ``bursts`` full ones. ``unacked`` has a bit for each datagram that is not
+    acknowledged yet, 64 bits a burst."""
+
+    __slots__ = (
+        "bursts",
+        "chunks",
+        "control",
+        "cost",
+        "count",
+        "first",
+        "message",
+        "nbytes",
+        "sent_at",
+        "seq",
+        "unacked",
+    )
+
+    def __init__(
+        self,
+        seq: int,
+        count: int,
+        nbytes: int,
+        sent_at: float,
+        message: Outgoing | None,
+        first: int,
+        chunks: npt.NDArray[np.uint32] | None,
+        control: Control | None,
+        bursts: int = 1,
+    ) -> None:
+        self.seq = seq
+        self.count = count  # datagrams in each burst
+        self.bursts = bursts
+        self.unacked = full_mask(bursts, count)
+        self.nbytes = nbytes
+        self.cost = nbytes + count * bursts * DATAGRAM_OVERHEAD_BYTES
+        self.sent_at = sent_at
+        self.message = message
+        self.first = first
+        self.chunks = chunks  # None: chunks first..first+count-1
+        self.control = control
+
+    def chunks_at(self, bits: int) -> npt.NDArray[np.uint32]:
+        """Chunk indices at the positions whose bits are set."""
+        raw = np.frombuffer(bits.to_bytes(8 * self.bursts, "little"), np.uint8)
+        burst, place = np.divmod(np.flatnonzero(np.unpackbits(raw, bitorder="little")), wire.BURST_DATAGRAMS)
+        places: npt.NDArray[np.uint32] = (burst * self.count + place).astype(np.uint32)
+        if self.chunks is None:
+            return places + np.uint32(self.first)
+        return self.chunks[places]
+
+
+class Control:
+    """A control datagram that waits to leave; ``reliable`` ones leave again when they are lost."""
+
+    __slots__ = ("chunks", "cls", "dropped", "message", "path", "payload", "reliable", "type")
+
+    def __init__(
+        self,
+        type_: Type,
+        message: int,
+        payload: bytes = b"",
+        *,
+        chunks: int = 0,
+        cls: int = 0,
+        path: int | None = None,
+    ) -> None:
+        self.type = type_
+        self.message = message
+        self.payload = payload
+        self.chunks = chunks
+        self.cls = cls
+        self.path = path
+        self.reliable = type_ in (Type.OPEN, Type.FINAL, Type.ABORT)
+        self.dropped = False
+
+
+class SendSpace:
+    """Bursts of one class on one path."""
+
+    __slots__ = ("flights", "largest_acked", "lost", "next_seq")
+
+    def __init__(self) -> None:
+        self.next_seq = 0
+        self.flights: deque[Flight] = deque()
+        self.largest_acked = -1  # first burst of the newest flight of which something arrived
+        self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
+
+    def free_bursts(self) -> int:
+        """Bursts that may leave before the oldest unacknowledged one falls out of the mask window."""
+        return wire.MASK_WINDOW - (self.next_seq - self.flights[0].seq) if self.flights else wire.MASK_WINDOW

@@ -1,0 +1,96 @@
+"""One path to a peer as its sender sees it: address, what is in flight, credit, congestion control and round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from dblp.transport.config import TransportConfig
+from dblp.transport.congestion import make_congestion_control
+from dblp.transport.flight import SendSpace
+from dblp.transport.port import Address
+
+MIN_RTO_S = 8e-3
+"""Least retransmission timeout: above a delayed feedback (4 ms) and a tick of the scheduler. A timeout that was not needed
+costs a probe and its answer, never a retransmission."""
+MAX_RTO_S = 2.0
+"""Largest timeout before back-off: paths of one second of round trip work still."""
+INITIAL_RTT_S = 30e-3
+"""Round trip assumed before the first sample."""
+STEADY_PROBES = 64
+"""Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
+MAX_PROBE_GAP_S = 1.0
+"""Longest distance between probes of a silent peer."""
+
+
+class SendPath:
+    """One path to the peer: its address, what is in flight, credit, congestion control and round trip."""
+
+    def __init__(self, path: int, address: Address, window_bytes: int, config: TransportConfig) -> None:
+        self.path = path
+        self.address = address
+        self.spaces = [SendSpace() for _ in range(4)]
+        self.window_bytes = window_bytes
+        self.inflight_bytes = 0
+        self.inflight_cost = 0
+        self.congestion = make_congestion_control(config)
+        self.srtt = 0.0
+        self.rttvar = INITIAL_RTT_S / 2
+        self.latest_rtt = INITIAL_RTT_S
+        self.reorder_s = 1e-3
+        self.probes = 0
+        self.probe_at = float("inf")
+        self.loss_at = float("inf")
+        self.next_send_at = 0.0
+        self.net_rtt = 0.0  # the network's share of the round trip, as last seen; 0: not yet
+        self.acked_lately = 1.0
+        self.lost_lately = 0.0
+        self.feedback_seq = -1  # number of the last feedback sent
+        self.feedback_seen = -1  # number of the newest feedback received
+
+    @property
+    def loss_share(self) -> float:
+        """Share of the datagrams that were lost lately, at most 0.95."""
+        return min(self.lost_lately / (self.acked_lately + self.lost_lately), 0.95)
+
+    def forget_loss(self) -> None:
+        """Let what was acknowledged and lost before weigh less than what comes now."""
+        self.acked_lately = max(0.75 * self.acked_lately, 1.0)
+        self.lost_lately *= 0.75
+
+    @property
+    def rto(self) -> float:
+        """Retransmission timeout in seconds (RFC 6298's form)."""
+        return min(max(MIN_RTO_S, (self.srtt or INITIAL_RTT_S) + 4 * self.rttvar), MAX_RTO_S)
+
+    def on_rtt(self, sample: float) -> None:
+        """A full round trip, holding times included (RFC 6298, section 2)."""
+        self.latest_rtt = sample
+        if not self.srtt:
+            self.srtt, self.rttvar = sample, sample / 2
+            return
+        self.rttvar += 0.25 * (abs(self.srtt - sample) - self.rttvar)
+        self.srtt += 0.125 * (sample - self.srtt)
+
+    def loss_delay(self) -> float:
+        """Age at which a flight that was overtaken is lost (RFC 9002, 6.1.2), with the reordering that was seen."""
+        longest = max(self.srtt or INITIAL_RTT_S, self.latest_rtt)
+        return longest + max(longest / 8, self.reorder_s)
+
+    def arm_probe(self, now: float) -> None:
+        """(Re)start the timeout."""
+        doublings = min(max(0, self.probes - STEADY_PROBES), 16)
+        gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
+        self.probe_at = now + gap
+
+    def answered(self, news: Set[int], now: float) -> float:
+        """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it
+        acknowledges must not put off the question for a class of which it knows nothing."""
+        flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.flights]
+        return min([now if cls in news else flight.sent_at for cls, flight in flying], default=now)
+
+    def room(self) -> int:
+        """Bytes that congestion control and credit leave; at least one datagram when nothing is in flight."""
+        if not self.inflight_cost:
+            return max(int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30)), 1)
+        free = min(self.congestion.window_bytes - self.inflight_bytes, self.window_bytes - self.inflight_cost)
+        return int(min(max(free, 0), 1 << 30))
