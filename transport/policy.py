@@ -45,7 +45,7 @@ class Consistency(enum.Enum):
     """What holds between the ranks' results after a lossy all-reduce."""
 
     AGREED = "agreed"
-    """All ranks hold the same bits although the gather leg loses chunks too: receivers report what they miss to the shard's owner,
+    """All ranks hold the same bits although the gather leg loses chunks too: receivers tell the shard's owner what they miss,
     the owner sends back the union, and every rank fills the union alike."""
     EXACT = "exact"
     """The gather leg is exact (LTP's broadcast): only contributions are lost, and all ranks hold the same bits."""
@@ -121,7 +121,7 @@ class Policy:
     """
 
     budget: float = 0.0
-    """Largest missing share of a contribution's chunks, end to end, in [0, 1): over the reduce leg, the gather leg and all hops."""
+    """Largest missing share of a contribution's chunks, end to end, in [0, 1): over both legs and all hops."""
     gather_budget: float | None = None
     """Share of the result's chunks that the gather leg may miss, over all ranks together; None: a tenth of ``budget`` under
     ``Consistency.AGREED`` and ``RELAXED``, 0 under ``EXACT``."""
@@ -209,9 +209,9 @@ def Bounded(
     stop: Stop | str = Stop.STALL,
     stop_after_s: float = 0.0,
     consistency: Consistency | str = Consistency.AGREED,
-    carry: Carry | None = Carry(),  # noqa: B008 - frozen
+    carry: Carry | None = Carry(),
 ) -> Policy:
-    """A policy that may miss at most ``budget`` of each contribution's chunks, keeps all ranks' results equal and carries what was
+    """A policy that may miss at most ``budget`` of each contribution's chunks, keeps the ranks equal and carries what was
     lost over to the next round.
 
     Raises ConfigError if the budget is outside [0, 1) or a name is unknown.
