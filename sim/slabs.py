@@ -49,19 +49,16 @@ class Arrival:
 
 
 def slabs_of(arrivals: Sequence[Arrival]) -> list[Slab]:
-    """Slabs in the order of arrival: what came together is coalesced, neighbouring singles share an arena."""
+    """Slabs in the order of arrival: what came together is coalesced, neighbours of one shape share an arena."""
     slabs: list[Slab] = []
-    singles: list[Arrival] = []
+    run: list[Arrival] = []
     for arrival in arrivals:
-        if singles and not _joins(singles, arrival):
-            slabs.append(_singles(singles))
-            singles = []
-        if arrival.count == 1:
-            singles.append(arrival)
-        else:
-            slabs.append(_coalesced(arrival))
-    if singles:
-        slabs.append(_singles(singles))
+        if run and not (_joins(run, arrival) or _stacks(run, arrival)):
+            slabs.append(_slab(run))
+            run = []
+        run.append(arrival)
+    if run:
+        slabs.append(_slab(run))
     return slabs
 
 
@@ -89,10 +86,31 @@ def scribble(slabs: Sequence[Slab]) -> None:
         slab.arena.fill(JUNK)
 
 
-def _coalesced(arrival: Arrival) -> Slab:
-    count, size = arrival.count, arrival.segment
-    last = len(arrival.data) - (count - 1) * size
-    return Slab(arrival.data, 0, size, size, count, last, arrival.path, arrival.at, lambda i: arrival.source)
+def _slab(run: Sequence[Arrival]) -> Slab:
+    return _singles(run) if run[0].count == 1 else _stack(run)
+
+
+def _stack(run: Sequence[Arrival]) -> Slab:
+    first, count, size = run[0], run[0].count, run[0].segment
+    last = len(first.data) - (count - 1) * size
+    arena = first.data if len(run) == 1 else np.concatenate([arrival.data for arrival in run])
+    slab = Slab(arena, 0, size, size, count, last, first.path, first.at, lambda i: run[i // count].source)
+    if len(run) > 1:
+        slab.supers, slab.spacing = len(run), len(first.data)
+        slab.arrived = [arrival.at for arrival in run].__getitem__
+    return slab
+
+
+def _stacks(run: Sequence[Arrival], arrival: Arrival) -> bool:
+    """True if a super-packet may follow in one stack: same path and shape."""
+    first = run[0]
+    return (
+        first.count > 1
+        and arrival.count == first.count
+        and arrival.segment == first.segment
+        and arrival.path == first.path
+        and len(arrival.data) == len(first.data)
+    )
 
 
 def _joins(singles: Sequence[Arrival], arrival: Arrival) -> bool:
@@ -100,6 +118,7 @@ def _joins(singles: Sequence[Arrival], arrival: Arrival) -> bool:
     size = len(singles[0].data)
     return (
         arrival.count == 1
+        and singles[0].count == 1
         and arrival.path == singles[0].path
         and len(singles[-1].data) == size
         and len(arrival.data) <= size

@@ -23,7 +23,7 @@ from dblp.transport.incoming import Incoming
 from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, TRAIN_SLABS, Drop, PeerReceiver
+from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, Drop, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook
 from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
@@ -230,19 +230,24 @@ class Core:
 
     def receive_burst(self, batch: Sequence[Slab], *, now: float) -> None:
         """Take received datagrams."""
-        index = 0
-        while index < len(batch):
-            slab = batch[index]
-            if slab.count > 1 and slab.last == slab.size:
-                bursts = self._on_train(batch[index : index + self._train_at(batch, index)], now)
-                if bursts:
-                    index += bursts
-                    continue
-            at = 0
-            while at < slab.count:
-                at += self._on_group(slab, at, now)
-            index += 1
+        for slab in batch:
+            if slab.count > 1 or slab.supers > 1:
+                self._take_stack(slab, now)
+            else:
+                self._on_group(slab, 0, now)
         self._after_receive(now)
+
+    def _take_stack(self, slab: Slab, now: float) -> None:
+        """Take a run of datagrams, or a stack of super-packets: trains at once, the rest in groups."""
+        done, supers = 0, slab.supers
+        while done < supers:
+            bursts = self._on_train(slab, done, now) if slab.last == slab.size else 0
+            if not bursts:
+                bursts, at = 1, 0
+                part = slab if supers == 1 else slab.part(done)
+                while at < part.count:
+                    at += self._on_group(part, at, now)
+            done += bursts
 
     def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst | Train]:
         """What may leave now: control and feedback, and up to ``most`` trains or bursts of some size, peers in turn. Each is
@@ -295,29 +300,9 @@ class Core:
 
     # --- receiving
 
-    def _train_at(self, batch: Sequence[Slab], index: int) -> int:
-        """How many slabs from ``index`` on have one shape and lie at one distance in the arena."""
-        first = batch[index]
-        stop = min(len(batch), index + TRAIN_SLABS)
-        at = index + 1
-        if at >= stop:
-            return 1
-        spacing = batch[at].offset - first.offset
-        while (
-            at < stop
-            and (slab := batch[at]).count == first.count
-            and slab.size == first.size
-            and slab.last == first.size
-            and slab.path == first.path
-            and slab.offset - batch[at - 1].offset == spacing
-        ):
-            at += 1
-        return at - index
-
-    def _on_train(self, slabs: Sequence[Slab], now: float) -> int:
-        """Take as many of these super-packets as form one train; returns how many, 0 with nothing done."""
-        slab = slabs[0]
-        header = wire.decode_header_from(slab.arena.data, slab.offset)
+    def _on_train(self, slab: Slab, done: int, now: float) -> int:
+        """Take as many super-packets of a stack, from ``done`` on, as form one train; returns how many, 0 with nothing done."""
+        header = wire.decode_header_from(slab.arena.data, slab.offset + done * slab.spacing)
         receiver = self.receivers.get(header[6])
         if (
             receiver is None
@@ -329,8 +314,7 @@ class Core:
             or (header[6], header[3]) not in self.handshake.proved
         ):
             return 0
-        spacing = slabs[1].offset - slab.offset if len(slabs) > 1 else slab.size
-        bursts = receiver.on_train(slabs, spacing, header, now)
+        bursts = receiver.on_train(slab, done, header, now)
         if not bursts:
             return 0
         receiver.heard_at = now

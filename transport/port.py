@@ -56,9 +56,11 @@ class Slab:
 
     Datagram i starts at ``offset + i * stride`` in ``arena`` (uint8, 1-D) and is ``size`` bytes long, the
     last one ``last`` bytes (<= size). A coalesced super-packet has stride == size; single datagrams that were
-    read into slots have the slot's stride. Valid only until the receiving callback returns: the arena is
-    reused. ``received_at``: seconds on the loop's clock at which the kernel (or simulator) got the first of
-    them; ``arrival(i)`` says it of each.
+    read into slots have the slot's stride. A *stack* is ``supers`` super-packets of one shape, ``spacing``
+    bytes apart: ``part(k)`` is the k-th of them, and all else here speaks of the first. Valid only until the
+    receiving callback returns: the arena is reused. ``received_at``: seconds on the loop's clock at which the
+    kernel (or simulator) got the first of them; ``arrival(i)`` says it of each single datagram, or
+    super-packet of a stack.
     """
 
     __slots__ = (
@@ -71,7 +73,9 @@ class Slab:
         "received_at",
         "size",
         "source",
+        "spacing",
         "stride",
+        "supers",
     )
 
     def __init__(
@@ -96,6 +100,8 @@ class Slab:
         self.received_at = received_at
         self.arrived: Callable[[int], float] | None = None  # None: all arrived with the first
         self.source = source  # source(i) decodes the sender's address of datagram i, only when asked
+        self.supers = 1
+        self.spacing = 0
 
     def rows(self, start: int, count: int, skip: int, width: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """A (count, width) view of ``dtype`` over datagrams start.., ``skip`` bytes into each; no copy."""
@@ -107,8 +113,26 @@ class Slab:
             (self.stride, dtype.itemsize),
         )
 
+    def part(self, index: int) -> Slab:
+        """One super-packet of a stack, as a slab of its own; its datagrams have the source of the stack's first."""
+        return Slab(
+            self.arena,
+            self.offset + index * self.spacing,
+            self.stride,
+            self.size,
+            self.count,
+            self.last,
+            self.path,
+            self.arrival(index),
+            self.source if self.supers == 1 else lambda _, source=self.source: source(index * self.count),  # type: ignore[misc]
+        )
+
+    def parts(self) -> list[Slab]:
+        """The super-packets of a stack as slabs of their own; any other slab as it is."""
+        return [self] if self.supers == 1 else [self.part(index) for index in range(self.supers)]
+
     def arrival(self, index: int) -> float:
-        """Seconds on the loop's clock at which the kernel (or simulator) got datagram ``index``."""
+        """Seconds on the loop's clock at which the kernel (or simulator) got message ``index``."""
         return self.arrived(index) if index and self.arrived is not None else self.received_at
 
     def datagram(self, index: int) -> bytes:

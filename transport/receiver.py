@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,10 @@ FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
 window is smaller asks for it (``wire.ASK``)."""
 FEEDBACK_DELAY_S = 4e-3
 """Longest that feedback waits otherwise: half of the least retransmission timeout."""
-TRAIN_SLABS = 16
+TRAIN_SUPERS = 16
 """Most super-packets that are checked and placed together."""
+MAX_EXPECTATIONS = 4
+"""Messages of a peer whose trains may alternate without their headers being laid out anew: two legs, with and without ASK."""
 UNENDED_S = 1.0
 """Silence without END after which a message whose bound is met ends: a sender that waits for credit is silent too."""
 KEEPS_ORDER_BURSTS = 256
@@ -142,6 +144,38 @@ class ReceivePath:
         self.gap_at = float("-inf")  # when a burst was last found missing or incomplete
 
 
+class _Expectation:
+    """The headers that a train of one message should have, laid out once; what changes from train to train is written in."""
+
+    __slots__ = ("_count", "_expected", "_seen", "_words")
+
+    def __init__(self, row: npt.NDArray[np.uint64], count: int) -> None:
+        """For bursts of ``count`` datagrams that start like ``row``."""
+        self._count = count
+        self._expected = np.empty((TRAIN_SUPERS, count, 6), np.uint64)
+        self._expected[:] = row
+        self._expected.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
+        self._words = self._expected.view(np.uint32)
+        self._seen = np.empty_like(self._expected)
+
+    def intact(self, rows: npt.NDArray[np.uint64], bursts: int, first: int, seq: int) -> int:
+        """How many of the headers ``rows`` (bursts, count, 6) are those of consecutive bursts from ``seq`` on, of consecutive
+        chunks from ``first`` on."""
+        expected, words, seen = self._expected[:bursts], self._words[:bursts], self._seen[:bursts]
+        seen[:] = rows
+        expected[..., 4] = seen[..., 4]  # send time and watermark may differ from train to train
+        if bursts == 1:
+            words[0, :, 7] = wire.wire_index(seq)
+        else:
+            words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
+        stop = first + bursts * self._count
+        words[..., 10] = wire.wire_indices(first, stop).reshape(bursts, self._count)
+        same = seen == expected
+        if same.all():
+            return bursts
+        return int(same.all(axis=(1, 2)).argmin())
+
+
 class PeerReceiver:
     """Everything that comes from one peer."""
 
@@ -172,9 +206,7 @@ class PeerReceiver:
         self._owd_min = float("inf")
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
-        self._expected_memory = np.zeros(TRAIN_SLABS * wire.BURST_DATAGRAMS * 6, np.uint64)
-        self._seen_memory = np.zeros_like(self._expected_memory)
-        self._expected_for: tuple[tuple[int, ...], int] = ((), 0)
+        self._expectations: dict[tuple[tuple[int, ...], int], _Expectation] = {}
         self._expected = np.zeros((wire.BURST_DATAGRAMS, 6), np.uint64)
         self._expected_bytes = self._expected.view(np.uint8)
         self._expected_words = self._expected.view(np.uint32)
@@ -183,10 +215,9 @@ class PeerReceiver:
 
     # --- data
 
-    def on_train(self, slabs: Sequence[Slab], spacing: int, header: tuple[int, ...], now: float) -> int:
-        """Super-packets of equal shape, ``spacing`` bytes apart in one arena, of which the first starts with ``header``. As many
-        of them as are consecutive intact bursts of a message that is awaited are placed at once; returns how many."""
-        slab = slabs[0]
+    def on_train(self, slab: Slab, done: int, header: tuple[int, ...], now: float) -> int:
+        """Super-packets of a stack from ``done`` on, of which the first starts with ``header``. As many of them as are
+        consecutive intact bursts of a message that is awaited are placed at once; returns how many."""
         count, payload = slab.count, slab.size - HEADER_BYTES
         message_id, seq, first = header[8], header[10], header[13]
         message = self.messages.get(message_id)
@@ -196,25 +227,26 @@ class PeerReceiver:
         assert spec is not None
         if spec.chunk_bytes != payload or count > wire.BURST_DATAGRAMS or header[9] != len(message.have):
             return 0
-        bursts = min(len(slabs), (spec.nbytes // payload - first) // count)
+        bursts = min(slab.supers - done, TRAIN_SUPERS, (spec.nbytes // payload - first) // count)
         if bursts < 1:
             return 0
-        rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, slab.offset, (spacing, slab.size, 8))
+        spacing, offset = slab.spacing, slab.offset + done * slab.spacing
+        rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, offset, (spacing, slab.size, 8))
         bursts = self._intact_bursts(rows, header, first, seq)
         if not bursts:
             return 0
         shape, strides = (bursts, count, message.per_chunk), (spacing, slab.size, message.width)
         sink_dtype = message.sink.dtype
-        message.accept_train(
-            first, np.ndarray(shape, sink_dtype, slab.arena, slab.offset + HEADER_BYTES, strides)
-        )
+        message.accept_train(first, np.ndarray(shape, sink_dtype, slab.arena, offset + HEADER_BYTES, strides))
         message.last_useful = now
         self.chunks_received += bursts * count
         self._finish_if_complete(message, now)
-        last = slabs[bursts - 1]
         if bursts > 1:
-            header = wire.decode_header_from(last.arena.data, last.offset)  # it was stamped last
-        self._mark_bursts(last, 0, header, seq, bursts, (1 << count) - 1, bursts * count * slab.size)
+            header = wire.decode_header_from(
+                slab.arena.data, offset + (bursts - 1) * spacing
+            )  # it was stamped last
+        nbytes = bursts * count * slab.size
+        self._mark_bursts(slab, done + bursts - 1, header, seq, bursts, (1 << count) - 1, nbytes)
         return bursts
 
     def _intact_bursts(
@@ -227,32 +259,13 @@ class PeerReceiver:
         """
         bursts: int = rows.shape[0]
         count: int = rows.shape[1]
-        if self._expected_for != (header[:9], count):
-            self._expected_for = (header[:9], count)
-            self._expect(rows[0, 0], count)
-        expected, words = self._expected_train[:bursts], self._train_words[:bursts]
-        seen = self._seen_train[:bursts]
-        seen[:] = rows
-        expected[..., 4] = seen[..., 4]  # send time and watermark may differ from train to train
-        if bursts == 1:
-            words[0, :, 7] = wire.wire_index(seq)
-        else:
-            words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
-        stop = first + bursts * count
-        words[..., 10] = wire.wire_indices(first, stop).reshape(bursts, count)
-        if np.array_equal(seen, expected):
-            return bursts
-        differ: npt.NDArray[np.intp] = np.flatnonzero((seen != expected).any(axis=(1, 2)))
-        return int(differ[0])
-
-    def _expect(self, row: npt.NDArray[np.uint64], count: int) -> None:
-        """Lay out the expectation for bursts of ``count`` datagrams that start like ``row``."""
-        size = TRAIN_SLABS * count * 6
-        self._expected_train = self._expected_memory[:size].reshape(TRAIN_SLABS, count, 6)
-        self._seen_train = self._seen_memory[:size].reshape(TRAIN_SLABS, count, 6)
-        self._train_words = self._expected_train.view(np.uint32)
-        self._expected_train[:] = row
-        self._expected_train.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
+        key = header[:9], count
+        expectation = self._expectations.get(key)
+        if expectation is None:
+            if len(self._expectations) >= MAX_EXPECTATIONS:
+                del self._expectations[next(iter(self._expectations))]
+            expectation = self._expectations[key] = _Expectation(rows[0, 0], count)
+        return expectation.intact(rows, bursts, first, seq)
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as

@@ -2,10 +2,9 @@
 
 Theory of operation. All paths of a port share one arena of 64 slots, because a batch is handed over before
 the next call reuses it. With UDP_GRO on, a message of recvmmsg is either a *super-packet* (a UDP_GRO control
-message gives the size of its datagrams) or a single datagram. A super-packet becomes one slab with stride ==
-size; neighbours of one length become one slab with the slot's stride, whoever sent them. Runs are found with
-numpy over the whole batch, so nothing loops per datagram. Slabs, their ``source`` callables and every
-structure of the call exist once, one a slot.
+message gives the size of its datagrams) or a single datagram. Neighbours of one shape become one slab, whoever
+sent them: super-packets a stack, single datagrams a run with the slot's stride. Slabs, their ``source``
+callables and every structure of the call exist once, one a slot.
 
 A control buffer holds, in the kernel's order: the receive timestamp (SO_TIMESTAMPNS, always), then UDP_GRO
 (super-packets only). Each slab's timestamp is read from its first message: 0.1 us, as the same row is read
@@ -17,7 +16,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import groupby
 
 import numpy as np
 
@@ -42,6 +41,8 @@ _STAMP_BYTES = 32
 _RESULT = struct.Struct("=Qixxxxixxxx").unpack_from
 _RESULT_AT = libc.WORD_CONTROLLEN * 8
 _CONTROLLEN = struct.Struct("=Q").pack_into
+_GRO_AT = _STAMP_BYTES + 16
+"""Where UDP_GRO's control message holds the size of the datagrams; without one an old size stands there."""
 _STAMP = struct.Struct("=16xqq").unpack_from
 _STAMP_GRO = struct.Struct("=16xqq16xi").unpack_from
 
@@ -60,6 +61,7 @@ class Receiver:
         self._lay_out(libc.SOCKADDR_BYTES[socket.AddressFamily(family)])
         self._headers = self._words.reshape(-1).view(np.uint8).data
         self._control_bytes = self._controls.data
+        self._gro_sizes = self._controls.view(np.int32).reshape(SLOTS, -1)[:, _GRO_AT // 4]
         self._pointer = libc.address_of(self._words)
         self._lengths = self._words[:, libc.WORD_LEN]
         self._controllens = self._words[:, libc.WORD_CONTROLLEN]
@@ -111,20 +113,24 @@ class Receiver:
         return self._fill(((0, 1, length, control > _STAMP_BYTES),), path, clock_offset)
 
     def _several(self, count: int, path: int, clock_offset: float) -> list[Slab]:
-        lengths = self._lengths[:count]
-        coalesced = self._controllens[:count] > _STAMP_BYTES
+        lengths = self._lengths[:count].tolist()
+        coalesced = (self._controllens[:count] > _STAMP_BYTES).tolist()
         self._controllens[:count] = _CONTROL_STRIDE
-        each, kinds = lengths.tolist(), coalesced.tolist()
-        self._vlen = SUPER_VLEN if sum(each) >= SUPER_MIN_BYTES * count else SLOTS
-        if all(kinds):
-            return self._fill(zip(range(count), repeat(1), each, kinds), path, clock_offset)
-        edge = lengths[1:] != lengths[:-1]
-        edge |= coalesced[1:] | coalesced[:-1]
-        starts = [0, *(edge.nonzero()[0] + 1).tolist()]
-        runs = (
-            (start, stop - start, each[start], kinds[start])
-            for start, stop in zip(starts, [*starts[1:], count], strict=True)
-        )
+        self._vlen = SUPER_VLEN if sum(lengths) >= SUPER_MIN_BYTES * count else SLOTS
+        if not any(coalesced):
+            sizes = [0] * count
+        else:
+            sizes = self._gro_sizes[:count].tolist()
+            if not all(coalesced):
+                sizes = [size if together else 0 for size, together in zip(sizes, coalesced, strict=True)]
+        if lengths.count(lengths[0]) == count and sizes.count(sizes[0]) == count:
+            return self._fill(((0, count, lengths[0], coalesced[0]),), path, clock_offset)
+        runs: list[tuple[int, int, int, bool]] = []
+        slot = 0
+        for (length, size), run in groupby(zip(lengths, sizes, strict=True)):
+            messages = len(list(run))
+            runs.append((slot, messages, length, size > 0))
+            slot += messages
         return self._fill(runs, path, clock_offset)
 
     def _fill(self, runs: Iterable[tuple[int, int, int, bool]], path: int, clock_offset: float) -> list[Slab]:
@@ -132,38 +138,45 @@ class Receiver:
         counted."""
         slabs: list[Slab] = []
         control, limit, datagrams, nbytes = self._control_bytes, self._limit, 0, 0
-        for slot, count, length, coalesced in runs:
+        for slot, messages, length, coalesced in runs:
             slab = self._slabs[slot]
+            slab.arrived = self._arrivals[slot] if messages > 1 else None
             if coalesced:
                 seconds, nanoseconds, size = _STAMP_GRO(control, slot * _CONTROL_STRIDE)
                 count = -(-length // size)
-                slab.stride, slab.last, slab.source = size, length - (count - 1) * size, self._shared[slot]
-                slab.arrived = None
+                slab.stride, slab.last, slab.supers = size, length - (count - 1) * size, messages
+                slab.source = self._shared[slot] if messages == 1 else self._source_in_stack(slot, count)
+                total = count * messages
             else:
                 seconds, nanoseconds = _STAMP(control, slot * _CONTROL_STRIDE)
-                size, slab.stride, slab.last, slab.source = length, SLOT_BYTES, length, self._apart[slot]
-                slab.arrived = self._arrivals[slot]
-                length *= count
+                size, slab.stride, slab.last, slab.supers = length, SLOT_BYTES, length, 1
+                slab.source = self._apart[slot]
+                count = total = messages
             if not 0 < size <= limit:
-                self.dropped_length += count
+                self.dropped_length += total
                 continue
             slab.size, slab.count, slab.path = size, count, path
             slab.received_at = seconds - clock_offset + nanoseconds * 1e-9
-            datagrams += count
-            nbytes += length
+            datagrams += total
+            nbytes += length * messages
             slabs.append(slab)
         self.datagrams += datagrams
         self.bytes += nbytes
         return slabs
 
     def _slab(self, slot: int) -> Slab:
-        return Slab(self.arena, slot * SLOT_BYTES, SLOT_BYTES, 0, 0, 0, 0, 0.0, self._source_in_run(slot))
+        slab = Slab(self.arena, slot * SLOT_BYTES, SLOT_BYTES, 0, 0, 0, 0, 0.0, self._source_in_run(slot))
+        slab.spacing = SLOT_BYTES
+        return slab
 
     def _source_in_super(self, slot: int) -> Callable[[int], Address]:
         return lambda index: self._address(slot)
 
     def _source_in_run(self, slot: int) -> Callable[[int], Address]:
         return lambda index: self._address(slot + index)
+
+    def _source_in_stack(self, slot: int, count: int) -> Callable[[int], Address]:
+        return lambda index: self._address(slot + index // count)
 
     def _arrival_in_run(self, slot: int) -> Callable[[int], float]:
         def arrival(index: int) -> float:

@@ -32,7 +32,7 @@ class Inbox:
 
     def _on_batch(self, slabs: Any) -> None:
         self.batches += 1
-        for slab in slabs:
+        for slab in [part for slab in slabs for part in slab.parts()]:
             self.shapes.append((slab.count, slab.stride == slab.size))
             self.received_at.append(slab.received_at)
             self.kept.append(slab)

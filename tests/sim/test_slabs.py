@@ -35,7 +35,8 @@ arrivals = st.lists(
 
 
 def _contents(slabs: list[Slab]) -> list[tuple[int, Address, bytes]]:
-    return [(slab.path, slab.source(i), slab.datagram(i)) for slab in slabs for i in range(slab.count)]
+    parts = [part for slab in slabs for part in slab.parts()]
+    return [(part.path, part.source(i), part.datagram(i)) for part in parts for i in range(part.count)]
 
 
 def _expected(batch: list[Arrival]) -> list[tuple[int, Address, bytes]]:

@@ -83,15 +83,16 @@ def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list[Slab
 
 
 def bursts_of(datagrams: list[bytes]) -> list[Slab]:
-    """One slab a burst, one after the other in one arena, as a train arrives."""
-    groups = [list(group) for _, group in itertools.groupby(datagrams, lambda d: wire.decode_header(d).burst)]
-    arena = np.frombuffer(b"".join(datagrams), np.uint8).copy()
-    slabs, offset = [], 0
-    for group in groups:
-        slab = slab_of(group)
-        slab.arena, slab.offset = arena, offset
+    """Bursts of one shape as a stack, as a train arrives."""
+    bursts = [list(group) for _, group in itertools.groupby(datagrams, lambda d: wire.decode_header(d).burst)]
+    slabs = []
+    for _, run in itertools.groupby(bursts, lambda burst: [len(datagram) for datagram in burst]):
+        stack = list(run)
+        slab = slab_of(stack[0])
+        if len(stack) > 1:
+            slab.arena = np.frombuffer(b"".join(itertools.chain.from_iterable(stack)), np.uint8).copy()
+            slab.supers, slab.spacing = len(stack), sum(map(len, stack[0]))
         slabs.append(slab)
-        offset += sum(map(len, group))
     return slabs
 
 

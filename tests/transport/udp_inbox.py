@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,8 +36,8 @@ class Inbox:
         port.open(self.on_batch, self.on_writable)
 
     def on_batch(self, slabs: Sequence[Slab]) -> None:
-        self.batches.append(sum(slab.count for slab in slabs))
-        for slab in slabs:
+        self.batches.append(sum(slab.count * slab.supers for slab in slabs))
+        for slab in itertools.chain.from_iterable(slab.parts() for slab in slabs):
             self.shapes.append((slab.size, slab.count, slab.last, slab.stride))
             self.stamps.append(slab.received_at)
             for index in range(slab.count):
