@@ -88,6 +88,10 @@ class SendPath:
         flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.flights]
         return min([now if cls in news else flight.sent_at for cls, flight in flying], default=now)
 
+    def window(self) -> int:
+        """Bytes that congestion control and credit allow in flight."""
+        return int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30))
+
     def room(self) -> int:
         """Bytes that congestion control and credit leave; at least one datagram when nothing is in flight."""
         if not self.inflight_cost:

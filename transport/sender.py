@@ -224,18 +224,28 @@ class PeerSender:
         """The next path, in turn, that has room and credit for a datagram (any has if nothing is in flight) and its pacing time
         behind it."""
         paths, cls = self.paths, message.cls
-        least = message.spec.chunk_bytes + HEADER_BYTES + DATAGRAM_OVERHEAD_BYTES
         for _ in range(len(paths)):
             path = paths[self._turn % len(paths)]
             self._turn += 1
             if path.next_send_at > now:
                 continue
-            if path.inflight_cost and (path.window_bytes - path.inflight_cost < least or not path.room()):
+            if path.inflight_cost and path.room() < self._worth_sending(message, path):
                 continue
             if path.spaces[cls].free_bursts() <= 0:
                 continue
             return path
         return None
+
+    @staticmethod
+    def _worth_sending(message: Outgoing, path: SendPath) -> int:
+        """Room (bytes, at the kernel's charge) for which it is worth to send behind what is in flight: a datagram for a repair,
+        else a whole train, what is left of the message, or half a window, whichever is least. Sending less, as
+        acknowledgements trickle in, would cost a system call and an answer for each bit (RFC 9293, section 3.8.6.2.1)."""
+        datagram = message.spec.chunk_bytes + HEADER_BYTES + DATAGRAM_OVERHEAD_BYTES
+        if message.repairable:
+            return datagram
+        train = min(TRAIN_BURSTS * message.per_burst, message.queue[0][1]) * datagram
+        return max(datagram, min(train, path.window() // 2))
 
     def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | Train | None:
         room = path.room()
@@ -245,7 +255,8 @@ class PeerSender:
         if not message.repairable and room >= 2 * burst_cost:
             bursts = message.whole_bursts(min(TRAIN_BURSTS, room // burst_cost, space.free_bursts()))
             if bursts >= 2:
-                return self._train(message, path, space, bursts, room - bursts * burst_cost < burst_cost, now)
+                ask = room - bursts * burst_cost < min(bursts * burst_cost, path.window() // 2)
+                return self._train(message, path, space, bursts, ask, now)
         most = max(1, room // (stride + DATAGRAM_OVERHEAD_BYTES))
         chunks: npt.NDArray[np.uint32] | None = None
         if message.repairable:
@@ -255,7 +266,8 @@ class PeerSender:
                 return None
         else:
             first, count = message.take_run(most)
-        ask = room < count * (stride + DATAGRAM_OVERHEAD_BYTES) + burst_cost
+        cost = count * (stride + DATAGRAM_OVERHEAD_BYTES)
+        ask = room - cost < min(burst_cost, path.window() // 2)
         self._stamp(message, path, count, space.next_seq, ask, now)
         if chunks is None:
             nbytes = self._buffer.fill_run(
