@@ -421,12 +421,13 @@ class BudgetController:
         )
 
     def _observation(self, agreed: Vector) -> Observation:
-        counts, rest = agreed[:_COUNTS], agreed[_COUNTS:].tolist()
-        if counts[0] != -counts[2] or counts[1] != -counts[3]:
+        iteration, epoch, first, lowest = (int(count) for count in agreed[:_COUNTS])
+        if iteration != -first or epoch != -lowest:
             raise MismatchError(
-                f"ranks check their budgets in different iterations ({-counts[2]:.0f} and {counts[0]:.0f}) or epochs "
-                f"({-counts[3]:.0f} and {counts[1]:.0f}): all must run the same iterations and name each epoch"
+                f"ranks check their budgets in different iterations ({-first} and {iteration}) or epochs "
+                f"({-lowest} and {epoch}): all must run the same iterations and name each epoch"
             )
+        rest = agreed[_COUNTS:].tolist()
         *numbers, request = rest[: len(_NUMBERS) + 1]
         values = {name: _found(value) for name, value in zip(_NUMBERS, numbers, strict=True)}
         wanted = _found(request)

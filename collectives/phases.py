@@ -304,7 +304,7 @@ class Manual(Detector):
 
     needs = Needs.REQUEST
 
-    def __init__(self, phase: Phase = Phase.CRITICAL) -> None:
+    def __init__(self, phase: Phase | str = Phase.CRITICAL) -> None:
         """``phase``: until the first request."""
         self._phase = parse_phase(phase)
 
