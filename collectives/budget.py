@@ -296,16 +296,18 @@ class BudgetController:
 
     def end_iteration(
         self, *, norm: float | None = None, layer_norms: Mapping[str, float] | None = None
-    ) -> Vector | None:
-        """The running iteration has ended, with these L2 norms where ``measures`` asked for them.
-
-        Where a check is due and needs the ranks' agreement: the vector that all ranks reduce by MAX and give to ``decide``.
-        None where nothing is left to do.
-        """
+    ) -> None:
+        """The running iteration has ended, with these L2 norms where ``measures`` asked for them."""
         if self.measures:
             self._norms.add(norm)
             for name, value in (layer_norms or {}).items():
                 self._layer_norms.setdefault(name, _Squares()).add(value)
+
+    def vector_to_agree(self) -> Vector | None:
+        """After an iteration that ends in a check: the vector that all ranks reduce by MAX and give to ``decide``; else None.
+
+        Where the counts alone decide, they do so here. A check that was due when the state was saved is due after loading it.
+        """
         if not (self._due or self._cap_due):
             return None
         vector = self._vector()
@@ -452,8 +454,8 @@ async def agree(
 
     Raises what ``Group.all_reduce`` and ``BudgetController.decide`` raise.
     """
-    vector = controller.end_iteration(norm=norm, layer_norms=layer_norms)
-    if vector is not None:
+    controller.end_iteration(norm=norm, layer_norms=layer_norms)
+    if (vector := controller.vector_to_agree()) is not None:
         await group.all_reduce(vector, "max")
         controller.decide(vector)
 

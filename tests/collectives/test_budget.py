@@ -54,15 +54,16 @@ def iterate(controller, *, norm=None, layer_norms=None, lost=()):
     controller.begin_iteration()
     for share in lost:
         controller.hear(report(share))
-    vector = controller.end_iteration(norm=norm, layer_norms=layer_norms)
-    if vector is not None:
+    controller.end_iteration(norm=norm, layer_norms=layer_norms)
+    if (vector := controller.vector_to_agree()) is not None:
         controller.decide(vector)
     return vector is not None
 
 
 def end(controller, **measured):
     """The vector of an iteration that ends in a check."""
-    vector = controller.end_iteration(**measured)
+    controller.end_iteration(**measured)
+    vector = controller.vector_to_agree()
     assert vector is not None
     return vector
 
@@ -94,7 +95,8 @@ def test_starts_in_p_low_and_measures_only_where_a_check_is():
     for _ in range(21):
         controller.begin_iteration()
         measured.append(controller.measures is Needs.NORM)
-        if (vector := controller.end_iteration(norm=1.0)) is not None:
+        controller.end_iteration(norm=1.0)
+        if (vector := controller.vector_to_agree()) is not None:
             controller.decide(vector)
     assert [i for i, found in enumerate(measured) if found] == [0, 10, 20]
     assert controller.policy(BASE).budget == 0.4
@@ -341,15 +343,20 @@ def test_a_saved_controller_decides_as_if_nothing_had_happened(series, cut, aver
 
 
 def test_a_checkpoint_in_mid_iteration():
-    """Between the end of an iteration's rounds and its decision, as the DDP hook may save."""
-    one, other = dblp_controller(), dblp_controller()
+    """Before an iteration's rounds, and between their end and the decision, as the DDP hook saves."""
+    one, other, third = dblp_controller(), dblp_controller(), dblp_controller()
     iterate(one, norm=1.0)
     one.epoch()
     one.begin_iteration()
     other.load_state_dict(one.state_dict())
-    for controller in (one, other):
-        controller.decide(end(controller, norm=1.2))
-        assert controller.phases.model is T
+    one.end_iteration(norm=1.2)
+    other.end_iteration(norm=1.2)
+    third.load_state_dict(other.state_dict())
+    for controller in (one, other, third):
+        vector = controller.vector_to_agree()
+        assert vector is not None
+        controller.decide(vector)
+        assert controller.phases.model is T and controller.vector_to_agree() is None
 
 
 @pytest.mark.parametrize("broken", [{}, None, {"version": 1}, {"phases": {"": "odd"}}])
