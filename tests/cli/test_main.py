@@ -19,6 +19,12 @@ TRAIN_REFUSALS = [
     (["--model", "vit"], "mlp, cnn"),
     (["--impair", "bursts(loss=2)"], "bursts(loss=2)"),
     (["--data", "fashion-mnist", "--data-dir", "nowhere"], "nowhere"),
+    (["--data", "text", "--data-dir", "nowhere"], "nowhere"),
+    (["--data", "mnist"], "'mnist'"),
+    (["--model", "transformer", "--data", "digits"], "models for digits: mlp, cnn, resnet"),
+    (["--optimizer", "lion"], "sgd, adamw"),
+    (["--policy", "none"], "'none'"),
+    (["--policy", "bounded", "--arms", "gloo,tcp"], "'tcp'"),
 ]
 
 

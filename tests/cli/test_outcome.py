@@ -10,8 +10,8 @@ from dblp.cli.host import document, write_json
 from dblp.cli.launch import WorkerError
 from dblp.cli.train.figures import draw
 from dblp.cli.train.outcome import Collector, combine
-from dblp.cli.train.plan import ARMS
-from dblp.cli.train.table import summary_table, verdict
+from dblp.cli.train.policies import ARMS
+from dblp.cli.train.table import perplexities, summary_table, verdict
 from dblp.errors import LocalError
 
 TRAFFIC = {
@@ -19,15 +19,18 @@ TRAFFIC = {
     "chunks_missing": 6, "chunks_expected": 300,
 }  # fmt: skip
 RECORD_KEYS = [
-    "arm", "seed", "test_accuracy", "wall_s", "allreduce_p50_s", "allreduce_p99_s", "network_loss", "missing_share",
-    "retransmitted_share",
+    "arm", "seed", "test_accuracy", "test_perplexity", "wall_s", "allreduce_p50_s", "allreduce_p99_s", "network_loss",
+    "missing_share", "retransmitted_share",
 ]  # fmt: skip
 
 
-def result(arm="dblp-bounded", seed=0, rank=0, accuracy=0.98, fingerprint="a", traffic=TRAFFIC):
+def result(
+    arm="dblp-bounded", seed=0, rank=0, accuracy=0.98, fingerprint="a", traffic=TRAFFIC, perplexity=None
+):
     rng = np.random.default_rng(seed + rank)
     return {
-        "kind": "result", "arm": arm, "seed": seed, "test_accuracy": accuracy, "wall_s": 10.0 + rank,
+        "kind": "result", "arm": arm, "seed": seed, "test_accuracy": accuracy, "test_perplexity": perplexity,
+        "wall_s": 10.0 + rank,
         "losses": [2.0 + rank, 1.0, 0.5], "accuracies": [0.5, 0.9, accuracy], "fingerprint": fingerprint,
         "allreduce_s": list(rng.lognormal(-5, 1, 40)), "traffic": traffic,
     }  # fmt: skip
@@ -104,6 +107,27 @@ def test_the_verdict_compares_bounded_with_exact():
     bounded = combine([result("dblp-bounded", accuracy=0.98)])
     assert "-0.50 points" in str(verdict([exact, bounded]))
     assert verdict([exact]) is None
+    assert verdict([bounded]) is None
+
+
+def test_the_verdict_has_a_line_for_each_policy():
+    accuracies = {"gloo": 0.99, "dblp-exact": 0.985, "mlt": 0.98, "default": 0.986}
+    lines = str(
+        verdict([combine([result(arm, accuracy=value)]) for arm, value in accuracies.items()])
+    ).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["mlt - dblp-exact", "default - dblp-exact"]
+    assert "+0.10 points" in lines[1]
+
+
+def test_perplexities_are_told_where_there_are_some():
+    text = [
+        combine([result(arm, seed, perplexity=value + seed)])
+        for arm, value in (("gloo", 4.0), ("mlt", 5.0))
+        for seed in (0, 1)
+    ]
+    assert text[0].record()["test_perplexity"] == 4.0
+    assert perplexities(text) == "test perplexity: gloo 4.500, mlt 5.500"
+    assert perplexities(outcomes()) is None
 
 
 def test_records_hold_the_documented_keys_and_are_json(tmp_path):
@@ -119,9 +143,11 @@ def test_records_hold_the_documented_keys_and_are_json(tmp_path):
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
-def test_the_picture_is_drawn(tmp_path, seeds):
+@pytest.mark.parametrize("more", [(), ("mlt", "default")])
+def test_the_picture_is_drawn(tmp_path, seeds, more):
     path = tmp_path / "runs" / "train.png"
-    draw(outcomes(seeds), path, subtitle="a test")
+    named = [combine([result(arm, seed)]) for arm in more for seed in seeds]
+    draw(outcomes(seeds) + named, path, subtitle="a test")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

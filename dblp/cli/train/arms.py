@@ -21,9 +21,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dblp.cli.network import DatagramCount, datagram_count
-from dblp.cli.train.plan import BOUNDED, EXACT, GLOO, TrainPlan
+from dblp.cli.train.plan import TrainPlan
+from dblp.cli.train.policies import GLOO, policy_of
 from dblp.collectives.torch.hook import Attachment, attach
-from dblp.transport.policy import Bounded, Exact, Policy
+from dblp.transport.policy import Policy
 
 
 class TimedDDP(DistributedDataParallel):
@@ -115,5 +116,5 @@ def open_arm(
 
 
 def _arm(name: str, plan: TrainPlan) -> Arm:
-    policies = {EXACT: Exact(), BOUNDED: Bounded(plan.budget, stop=plan.stop)}
-    return DblpArm(policies[name]) if name in policies else GlooArm()
+    policy = policy_of(name, plan.budget, plan.stop)
+    return GlooArm() if policy is None else DblpArm(policy)

@@ -9,7 +9,9 @@ import typer
 
 from dblp.cli.extras import require
 from dblp.cli.options import parse_choice, parse_choices, parse_seeds
-from dblp.cli.train.plan import ARMS, BOUNDED, DATA_NAMES, DEFAULT_IMPAIR, MODEL_NAMES, RECIPES, TrainPlan
+from dblp.cli.train.plan import DEFAULT_IMPAIR, TrainPlan
+from dblp.cli.train.policies import ARMS, BOUNDED, EXACT, GLOO, POLICIES, arm_of, known_arms
+from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
 from dblp.errors import ConfigError
 from dblp.transport.impair_spec import parse_impair
 
@@ -18,15 +20,26 @@ if TYPE_CHECKING:
 
 
 def train(
-    arms: Annotated[str, typer.Option(help="Transports to compare, of: " + ", ".join(ARMS) + ".")] = ",".join(
-        ARMS
-    ),
+    arms: Annotated[
+        str | None, typer.Option(help=f"Transports to compare; by default {', '.join(ARMS)}.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help=f"Compare {GLOO}, {EXACT} and policies by name: {', '.join(POLICIES)}.")
+    ] = "",
     ranks: Annotated[int, typer.Option(help="Local workers.")] = 4,
-    data: Annotated[str, typer.Option(help="Data set: " + " or ".join(DATA_NAMES) + ".")] = "digits",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data set's IDX files.")] = None,
-    model: Annotated[str, typer.Option(help="Model: " + " or ".join(MODEL_NAMES) + ".")] = "cnn",
-    epochs: Annotated[int | None, typer.Option(help="Epochs; by default what suits the data set.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"Data set: {', '.join(DATA_NAMES)}; by default what the model reads.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data set's files.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"Model: {', '.join(MODEL_NAMES)}; by default what suits the data.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs; by default what suits model and data.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples a step, over all ranks.")] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help=f"Optimiser: {' or '.join(OPTIMIZERS)}; by default what suits the model."),
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak of the learning rate.")] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds (3), or the seeds (0,1,5).")] = "1",
     impair: Annotated[str, typer.Option(help="Impairment of the dblp arms; '' for none.")] = DEFAULT_IMPAIR,
@@ -40,18 +53,21 @@ def train(
     figure: Annotated[Path, typer.Option(help="Where to draw the picture.")] = Path("runs/train.png"),
 ) -> None:
     """Train on real data over gloo and over lossy UDP, with the same seeds, and compare."""
-    recipe = RECIPES[parse_choice("--data", data, DATA_NAMES)]
+    data, model = _data_and_model(data, model)
+    recipe = recipe_of(data, model)
+    optimizer = parse_choice("--optimizer", optimizer or recipe.optimizer, OPTIMIZERS)
     parse_impair(impair)
     plan = TrainPlan(
-        arms=tuple(parse_choices("--arms", arms, ARMS)),
+        arms=_arms(arms, policy),
         seeds=tuple(parse_seeds(seeds)),
         ranks=ranks,
         data=data,
         data_dir=str(data_dir) if data_dir else "",
-        model=parse_choice("--model", model, MODEL_NAMES),
+        model=model,
         epochs=recipe.epochs if epochs is None else epochs,
         batch=recipe.batch if batch is None else batch,
-        lr=recipe.lr if lr is None else lr,
+        optimizer=optimizer,
+        lr=recipe.lr[optimizer] if lr is None else lr,
         impair=impair,
         budget=budget,
         stop=policy_stop,
@@ -60,24 +76,40 @@ def train(
     _train(plan, figure, json)
 
 
+def _data_and_model(data: str | None, model: str | None) -> tuple[str, str]:
+    """Both by name; what was not named is what goes with the other."""
+    if data is not None:
+        parse_choice("--data", data, DATA_NAMES)
+    model = parse_choice("--model", default_model(data) if model is None else model, MODEL_NAMES)
+    return default_data(model) if data is None else data, model
+
+
+def _arms(arms: str | None, policy: str) -> tuple[str, ...]:
+    """The arms of ``--arms``, then those of ``--policy``, each once."""
+    if arms is None:
+        arms = ",".join((GLOO, EXACT) if policy else ARMS)
+    policies = parse_choices("--policy", policy, tuple(POLICIES)) if policy else []
+    return tuple(dict.fromkeys([*parse_choices("--arms", arms, known_arms()), *map(arm_of, policies)]))
+
+
 def _train(plan: TrainPlan, figure: Path, json: Path | None) -> None:
     from rich.console import Console
 
     from dblp.cli.host import document, write_json
     from dblp.cli.train.data import load
     from dblp.cli.train.figures import draw
-    from dblp.cli.train.table import summary_table, verdict
+    from dblp.cli.train.table import perplexities, summary_table, verdict
 
     console = Console()
-    samples = len(load(plan.data, plan.folder).train_labels)
+    samples = len(load(plan.data, plan.folder).train_targets)
     if samples < plan.batch:
         raise ConfigError(f"--batch {plan.batch}: {plan.data} has only {samples} training samples")
     console.print(_headline(plan, samples), highlight=False)
     outcomes = run(plan, console)
     console.print(summary_table(outcomes))
-    difference = verdict(outcomes)
-    if difference is not None:
-        console.print(difference, highlight=False)
+    for line in (perplexities(outcomes), verdict(outcomes)):
+        if line is not None:
+            console.print(line, highlight=False)
     console.print(f"replicas identical on all {plan.ranks} ranks in every run", highlight=False)
     draw(outcomes, figure, subtitle=_caption(plan))
     console.print(f"picture: {figure}", highlight=False)
@@ -111,15 +143,17 @@ def run(plan: TrainPlan, console: Any) -> list[Outcome]:
 def _headline(plan: TrainPlan, samples: int) -> str:
     return (
         f"[bold]dblp train[/]: {plan.model} on {plan.data} ({samples} samples), {plan.ranks} ranks,"
-        f" {plan.epochs} epochs, batch {plan.batch}\ndblp arms under {plan.impair or 'no impairment'}\n"
-        f"{BOUNDED}: budget {plan.budget:.0%}, stop rule {plan.stop}"
+        f" {plan.epochs} epochs, batch {plan.batch}, {plan.optimizer} at {plan.lr:g}\n"
+        f"dblp arms under {plan.impair or 'no impairment'}"
+        + (f"\n{BOUNDED}: budget {plan.budget:.0%}, stop rule {plan.stop}" if BOUNDED in plan.arms else "")
     )
 
 
 def _caption(plan: TrainPlan) -> str:
     seeds = f"{len(plan.seeds)} seed" + "s" * (len(plan.seeds) > 1)
+    budget = f", budget {plan.budget:.0%}" if BOUNDED in plan.arms else ""
     return (
         f"{plan.model} on {plan.data}, {plan.ranks} ranks, {seeds}."
-        f" dblp arms under {plan.impair or 'no impairment'}, budget {plan.budget:.0%};"
+        f" dblp arms under {plan.impair or 'no impairment'}{budget};"
         " gloo on a clean loopback."
     )

@@ -1,6 +1,7 @@
 """Data sets by name, with a fixed training and test split.
 
-Images are float32 (n, height, width) in [0, 1], labels int64 (n,).
+Images are float32 (n, height, width) in [0, 1], and their labels int64 (n,); text is windows of characters, uint8 (n, context),
+each with the next character, uint8 (n, context).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from dblp.cli.extras import require
 from dblp.cli.train.idx import read_idx
+from dblp.cli.train.text import VOCABULARY, read_text, windows
 from dblp.errors import LocalError
 
 FASHION_MNIST_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -29,12 +31,13 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A data set of 10 classes, split."""
+    """A data set, split: what is to be told from the inputs is the targets, each one of ``classes``."""
 
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
+    train_inputs: npt.NDArray[Any]
+    train_targets: npt.NDArray[Any]
+    test_inputs: npt.NDArray[Any]
+    test_targets: npt.NDArray[Any]
+    classes: int = 10
 
 
 def load(name: str, folder: Path | None) -> Dataset:
@@ -54,10 +57,10 @@ def _load_digits(folder: Path | None) -> Dataset:
     labels = bunch.target.astype(np.int64)
     test = _stratified_test_mask(labels)
     return Dataset(
-        train_images=images[~test],
-        train_labels=labels[~test],
-        test_images=images[test],
-        test_labels=labels[test],
+        train_inputs=images[~test],
+        train_targets=labels[~test],
+        test_inputs=images[test],
+        test_targets=labels[test],
     )
 
 
@@ -82,14 +85,14 @@ def _load_fashion_mnist(folder: Path | None) -> Dataset:
         return _idx(folder, f"{part}-labels-idx1-ubyte", 1).astype(np.int64)
 
     data = Dataset(
-        train_images=images("train"),
-        train_labels=labels("train"),
-        test_images=images("t10k"),
-        test_labels=labels("t10k"),
+        train_inputs=images("train"),
+        train_targets=labels("train"),
+        test_inputs=images("t10k"),
+        test_targets=labels("t10k"),
     )
     for part, left, right in (
-        ("train", data.train_images, data.train_labels),
-        ("t10k", data.test_images, data.test_labels),
+        ("train", data.train_inputs, data.train_targets),
+        ("t10k", data.test_inputs, data.test_targets),
     ):
         if len(left) != len(right):
             raise LocalError(
@@ -111,7 +114,20 @@ def _idx(folder: Path, name: str, rank: int) -> npt.NDArray[Any]:
     return array
 
 
+def _load_text(folder: Path | None) -> Dataset:
+    """The standard library's sources: next characters of windows of 64 characters."""
+    train, test = (windows(text) for text in read_text(folder))
+    return Dataset(
+        train_inputs=train[0],
+        train_targets=train[1],
+        test_inputs=test[0],
+        test_targets=test[1],
+        classes=VOCABULARY,
+    )
+
+
 DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
     "digits": _load_digits,
     "fashion-mnist": _load_fashion_mnist,
+    "text": _load_text,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from dblp.cli.train.outcome import Floats, Outcome
-from dblp.cli.train.plan import BOUNDED, EXACT, GLOO
+from dblp.cli.train.policies import BOUNDED, EXACT, GLOO
 from dblp.errors import LocalError
 
 _COLOURS = {GLOO: "#aaaaaa", EXACT: "#0072B2", BOUNDED: "#D55E00"}
 """Okabe and Ito's palette: told apart with any kind of colour vision."""
-_WIDTHS = {GLOO: 4.0, EXACT: 1.8, BOUNDED: 1.8}
+_OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+"""The rest of it, for the arms of named policies in their order."""
+_WIDTH, _GLOO_WIDTH = 1.8, 4.0
 """gloo and dblp-exact often give one curve: the wider shows behind the narrower."""
 _STYLE = {
     "font.size": 10,
@@ -53,39 +56,39 @@ def draw(outcomes: Sequence[Outcome], path: Path, *, subtitle: str) -> None:
 
 
 def _draw_curves(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    for arm, of_arm in _by_arm(outcomes):
-        _draw_band(axes, arm, np.stack([outcome.losses for outcome in of_arm]))
+    for style, of_arm in _by_arm(outcomes):
+        _draw_band(axes, style, np.stack([outcome.losses for outcome in of_arm]))
     axes.set(title="Training loss", xlabel="epoch", yscale="log")
     axes.legend()
     _plain_numbers(axes.yaxis)
 
 
 def _draw_accuracy(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    for arm, of_arm in _by_arm(outcomes):
-        _draw_band(axes, arm, 100 * np.stack([outcome.accuracies for outcome in of_arm]))
+    for style, of_arm in _by_arm(outcomes):
+        _draw_band(axes, style, 100 * np.stack([outcome.accuracies for outcome in of_arm]))
     lowest = min(float(outcome.accuracies[len(outcome.accuracies) // 4 :].min()) for outcome in outcomes)
-    axes.set(title="Test accuracy (%)", xlabel="epoch", ylim=(max(0.0, 100 * lowest - 2), 100))
+    highest = max(float(outcome.accuracies.max()) for outcome in outcomes)
+    limits = max(0.0, 100 * lowest - 2), min(100.0, 100 * highest + 2)
+    axes.set(title="Test accuracy (%)", xlabel="epoch", ylim=limits)
 
 
-def _draw_band(axes: Any, arm: str, values: Floats) -> None:
+def _draw_band(axes: Any, style: dict[str, Any], values: Floats) -> None:
     """The mean over seeds (seeds, epochs) as a line, the range between them as a band."""
     epochs = np.arange(1, values.shape[1] + 1)
     marker = "o" if len(epochs) == 1 else None
-    axes.plot(
-        epochs, values.mean(axis=0), color=_COLOURS[arm], label=arm, linewidth=_WIDTHS[arm], marker=marker
-    )
+    axes.plot(epochs, values.mean(axis=0), marker=marker, **style)
     if len(values) > 1:
         axes.fill_between(
-            epochs, values.min(axis=0), values.max(axis=0), color=_COLOURS[arm], alpha=0.15, linewidth=0
+            epochs, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, linewidth=0
         )
 
 
 def _draw_times(axes: Any, outcomes: Sequence[Outcome]) -> None:
     """The share of the rounds that took longer than a time: a log axis each way shows the tail."""
-    for arm, of_arm in _by_arm(outcomes):
+    for style, of_arm in _by_arm(outcomes):
         times = np.sort(np.concatenate([outcome.allreduce_s for outcome in of_arm])) * 1e3
         slower = 1 - np.arange(len(times)) / len(times)
-        axes.step(times, 100 * slower, color=_COLOURS[arm], label=arm, linewidth=_WIDTHS[arm], where="post")
+        axes.step(times, 100 * slower, where="post", **style)
     axes.set(
         title="All-reduce: share of rounds slower than t (%)", xlabel="t (ms)", xscale="log", yscale="log"
     )
@@ -99,6 +102,13 @@ def _plain_numbers(*log_axes: Any) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _by_arm(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
+def _by_arm(outcomes: Sequence[Outcome]) -> Iterator[tuple[dict[str, Any], list[Outcome]]]:
+    """Each arm's line style, with its name as the label, and its outcomes."""
+    others = itertools.cycle(_OTHER_COLOURS)
     for arm in dict.fromkeys(outcome.arm for outcome in outcomes):
-        yield arm, [outcome for outcome in outcomes if outcome.arm == arm]
+        style = {
+            "label": arm,
+            "color": _COLOURS.get(arm) or next(others),
+            "linewidth": _GLOO_WIDTH if arm == GLOO else _WIDTH,
+        }
+        yield style, [outcome for outcome in outcomes if outcome.arm == arm]

@@ -7,25 +7,20 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.nn.functional import cross_entropy
 
 from dblp.cli.train.arms import Arm, TimedDDP, open_arm
-from dblp.cli.train.data import Dataset, load
-from dblp.cli.train.models import build
+from dblp.cli.train.data import load
+from dblp.cli.train.optimizers import one_cycle, optimizer
 from dblp.cli.train.plan import TrainPlan
+from dblp.cli.train.samples import Samples, Score, loss_of
 from dblp.cli.worker import Emit, Plan
 
-_MOMENTUM = 0.9
-_WEIGHT_DECAY = 1e-3
-_WARM_UP_SHARE = 0.2
-"""Share of the steps in which the one-cycle rate rises (Smith and Topin, 2018)."""
 _PROGRESS_S = 0.2
 """Seconds between progress events: a bar needs no more."""
 _TIMEOUT = timedelta(seconds=120)
@@ -35,23 +30,13 @@ def work(plan: Plan, emit: Emit) -> None:
     """Train every arm with every seed; emits ``progress`` (rank 0) and a ``result`` for each (every rank)."""
     train_plan = TrainPlan.from_json(plan)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    samples = _Samples(load(train_plan.data, train_plan.folder))
+    samples = Samples(load(train_plan.data, train_plan.folder))
     agent = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     for seed in train_plan.seeds:
         for name in train_plan.arms:
             store = PrefixStore(f"{name}/{seed}", agent)
             with open_arm(name, train_plan, store, rank, world_size, _TIMEOUT) as arm:
                 _Run(train_plan, arm, name, seed, samples, emit).train()
-
-
-class _Samples:
-    """A data set as tensors, centred: images (n, 1, height, width) in [-1, 1]."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.train_images = _images(dataset.train_images)
-        self.train_labels = torch.from_numpy(dataset.train_labels)
-        self.test_images = _images(dataset.test_images)
-        self.test_labels = torch.from_numpy(dataset.test_labels)
 
 
 class _Run:
@@ -63,33 +48,19 @@ class _Run:
         arm: Arm,
         name: str,
         seed: int,
-        samples: _Samples,
+        samples: Samples,
         emit: Emit,
     ) -> None:
         self._plan, self._arm, self._name, self._seed = plan, arm, name, seed
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._samples, self._emit = samples, emit
-        height, width = samples.train_images.shape[-2:]
-        module = build(plan.model, height, width, seed=seed)
-        self._model = TimedDDP(module)
+        self._model = TimedDDP(samples.build(plan.model, seed=seed))
         arm.attach(self._model)
-        self._steps = len(samples.train_images) // plan.batch
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(),
-            lr=plan.lr,
-            momentum=_MOMENTUM,
-            weight_decay=_WEIGHT_DECAY,
-            nesterov=True,
-        )
-        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer,
-            plan.lr,
-            total_steps=self._steps * plan.epochs,
-            pct_start=_WARM_UP_SHARE,
-            cycle_momentum=False,
-        )
+        self._steps = len(samples) // plan.batch
+        self._optimizer = optimizer(plan.optimizer, self._model.parameters(), plan.lr)
+        self._schedule = one_cycle(self._optimizer, plan.lr, self._steps * plan.epochs)
         self._losses: list[float] = []
-        self._accuracies: list[float] = []
+        self._scores: list[Score] = []
         self._last_progress = 0.0
 
     def train(self) -> None:
@@ -98,20 +69,21 @@ class _Run:
         start = time.perf_counter()
         for epoch in range(self._plan.epochs):
             loss = torch.zeros(())
-            for step, (images, labels) in enumerate(self._batches(epoch)):
-                loss += self._step(images, labels)
+            for step, (inputs, targets) in enumerate(self._batches(epoch)):
+                loss += self._step(inputs, targets)
                 self._progress(epoch, step, float(loss) / (step + 1), start)
             self._losses.append(float(loss) / self._steps)
-            self._accuracies.append(_accuracy(self._model.module, self._samples))
+            self._scores.append(self._samples.score(self._model.module))
         wall_s = time.perf_counter() - start
         self._emit(
             "result",
             arm=self._name,
             seed=self._seed,
-            test_accuracy=self._accuracies[-1],
+            test_accuracy=self._scores[-1].accuracy,
+            test_perplexity=self._scores[-1].perplexity,
             wall_s=wall_s,
             losses=self._losses,
-            accuracies=self._accuracies,
+            accuracies=[score.accuracy for score in self._scores],
             fingerprint=fingerprint(self._model.module),
             allreduce_s=self._model.durations_s,
             traffic=self._arm.traffic(),
@@ -119,16 +91,15 @@ class _Run:
 
     def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's part of each batch; seed and epoch alone set the order, so all arms see the same."""
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._samples.train_images))
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._samples))
         batch, part = self._plan.batch, self._plan.batch // self._world_size
         for step in range(self._steps):
             start = step * batch + self._rank * part
-            rows = torch.from_numpy(order[start : start + part])
-            yield self._samples.train_images[rows], self._samples.train_labels[rows]
+            yield self._samples.batch(order[start : start + part])
 
-    def _step(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self._optimizer.zero_grad()
-        loss = cross_entropy(self._model(images), labels)
+        loss = loss_of(self._model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._schedule.step()
@@ -148,7 +119,7 @@ class _Run:
             epoch=epoch + 1,
             share=done / (self._steps * self._plan.epochs),
             loss=loss,
-            accuracy=self._accuracies[-1] if self._accuracies else None,
+            accuracy=self._scores[-1].accuracy if self._scores else None,
             rounds_per_s=len(self._model.durations_s) / max(now - start, 1e-9),
         )
 
@@ -159,14 +130,3 @@ def fingerprint(module: nn.Module) -> str:
     for parameter in module.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _images(images: np.ndarray[Any, np.dtype[np.float32]]) -> Tensor:
-    return torch.from_numpy(images)[:, None] * 2 - 1
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, samples: _Samples) -> float:
-    """Share of the test set that is classified rightly."""
-    predicted = torch.cat([model(images).argmax(1) for images in torch.split(samples.test_images, 500)])
-    return float((predicted == samples.test_labels).float().mean())

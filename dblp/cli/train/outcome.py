@@ -22,6 +22,8 @@ class Outcome:
     arm: str
     seed: int
     test_accuracy: float
+    test_perplexity: float | None
+    """Of the test set's next characters; None for images."""
     wall_s: float
     """Time of all epochs with their tests, without start-up: the slowest rank's."""
     losses: Floats
@@ -45,6 +47,7 @@ class Outcome:
             "arm": self.arm,
             "seed": self.seed,
             "test_accuracy": self.test_accuracy,
+            "test_perplexity": self.test_perplexity,
             "wall_s": self.wall_s,
             "allreduce_p50_s": float(np.percentile(self.allreduce_s, 50)),
             "allreduce_p99_s": float(np.percentile(self.allreduce_s, 99)),
@@ -84,6 +87,7 @@ def combine(results: Sequence[dict[str, Any]]) -> Outcome:
         arm=first["arm"],
         seed=first["seed"],
         test_accuracy=first["test_accuracy"],
+        test_perplexity=first["test_perplexity"],
         wall_s=max(result["wall_s"] for result in results),
         losses=np.mean([result["losses"] for result in results], axis=0),
         accuracies=np.asarray(first["accuracies"], np.float64),

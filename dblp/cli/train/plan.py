@@ -1,4 +1,4 @@
-"""What a training run is to do: options, checked once, and the defaults of each data set."""
+"""What a training run is to do: options, checked once."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dblp.cli.train.policies import POLICIES
+from dblp.cli.train.recipes import recipe_of
 from dblp.errors import ConfigError
-from dblp.transport.policy import Bounded
 
-GLOO, EXACT, BOUNDED = "gloo", "dblp-exact", "dblp-bounded"
-ARMS = (GLOO, EXACT, BOUNDED)
-"""gloo: torch's own, over TCP on a clean loopback. The two dblp arms: over UDP under the same impairment."""
-DATA_NAMES = ("digits", "fashion-mnist")
-MODEL_NAMES = ("mlp", "cnn")
 DEFAULT_IMPAIR = "bursts(loss=0.6..0.9,length=200ms,every=1s),seed(7)"
 """60 to 90 % of the datagrams are lost for 200 ms in each second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Defaults that train a data set well: SGD with Nesterov momentum under a one-cycle rate."""
-
-    epochs: int
-    batch: int
-    """Samples a step, over all ranks."""
-    lr: float
-    """Peak of the learning rate."""
-
-
-RECIPES = {
-    "digits": Recipe(epochs=16, batch=64, lr=0.1),
-    "fashion-mnist": Recipe(epochs=2, batch=128, lr=0.08),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +26,7 @@ class TrainPlan:
     model: str
     epochs: int
     batch: int
+    optimizer: str
     lr: float
     impair: str
     budget: float
@@ -65,7 +45,9 @@ class TrainPlan:
             )
         if not self.lr > 0:
             raise ConfigError(f"--lr {self.lr}: a learning rate above 0 is needed")
-        Bounded(self.budget, stop=self.stop)
+        recipe_of(self.data, self.model)
+        for make in POLICIES.values():
+            make(self.budget, self.stop)
 
     @property
     def folder(self) -> Path | None:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from dblp.cli.train.outcome import Outcome
-from dblp.cli.train.plan import BOUNDED, EXACT
+from dblp.cli.train.policies import EXACT, GLOO
 from dblp.units import format_seconds
 
 
@@ -33,23 +33,41 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
     )
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for arm in dict.fromkeys(outcome.arm for outcome in outcomes):
-        table.add_row(arm, *_cells([outcome for outcome in outcomes if outcome.arm == arm]))
+    for arm, of_arm in _by_arm(outcomes).items():
+        table.add_row(arm, *_cells(of_arm))
     return table
 
 
-def verdict(outcomes: Sequence[Outcome]) -> str | None:
-    """How far the bounded arm's accuracy lies from the exact arm's; None if one of them did not run."""
-    accuracy = {
-        arm: _mean([outcome.test_accuracy for outcome in outcomes if outcome.arm == arm])
-        for arm in (EXACT, BOUNDED)
+def perplexities(outcomes: Sequence[Outcome]) -> str | None:
+    """Each arm's mean perplexity in one line, as the table has no room for it; None for images."""
+    means = {
+        arm: _mean_of(of_arm, lambda outcome: outcome.test_perplexity)
+        for arm, of_arm in _by_arm(outcomes).items()
     }
-    exact, bounded = accuracy[EXACT], accuracy[BOUNDED]
-    if exact is None or bounded is None:
+    known = [f"{arm} {mean:.3f}" for arm, mean in means.items() if mean is not None]
+    return "test perplexity: " + ", ".join(known) if known else None
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str | None:
+    """How far the lossy arms' accuracies lie from the exact arm's, a line each; None if there is nothing to compare."""
+    accuracy = {
+        arm: float(np.mean([outcome.test_accuracy for outcome in of_arm]))
+        for arm, of_arm in _by_arm(outcomes).items()
+    }
+    lossy = [arm for arm in accuracy if arm not in (GLOO, EXACT)]
+    if EXACT not in accuracy or not lossy:
         return None
     count = len({outcome.seed for outcome in outcomes})
-    points = f"{(bounded - exact) * 100:+.2f} points of test accuracy"
-    return f"{BOUNDED} - {EXACT}: {points} ({count} seed{'s' * (count > 1)})"
+    return "\n".join(
+        f"{arm} - {EXACT}: {(accuracy[arm] - accuracy[EXACT]) * 100:+.2f} points of test accuracy"
+        f" ({count} seed{'s' * (count > 1)})"
+        for arm in lossy
+    )
+
+
+def _by_arm(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    arms = dict.fromkeys(outcome.arm for outcome in outcomes)
+    return {arm: [outcome for outcome in outcomes if outcome.arm == arm] for arm in arms}
 
 
 def _cells(outcomes: Sequence[Outcome]) -> list[str]:
