@@ -23,6 +23,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -167,6 +169,14 @@ class DblpProcessGroup(dist.ProcessGroup):
             return group.all_reduce(item.array, op, policy=policy, timeout_s=timeout_s, dtype=item.dtype)
 
         return self._start("all_reduce of a gradient", call, [item], None)
+
+    def agree(self, vector: npt.NDArray[np.float64]) -> None:
+        """Reduce a short vector by MAX over all ranks, in place, exactly; blocks until that is done."""
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.all_reduce(vector, "max", timeout_s=timeout_s)
+
+        self._start("agreement of the ranks", call, [], None).wait()
 
     def broadcast(self, tensors: Tensors, opts: Any) -> DblpWork:
         """Copy the root's tensors to all ranks."""

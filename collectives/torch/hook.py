@@ -4,6 +4,14 @@ hook.
 Only here may a gradient lose anything: the backend's own collectives are always exact, because what arrives
 there (parameters, buffers, the bitmap of unused parameters, a user's own calls) cannot be told from a
 gradient.
+
+Theory of operation. DDP calls the hook once a bucket, in the same order on all ranks, from the thread of the backward pass;
+rounds end on completion threads, and DDP waits for all of them before backward returns. What an iteration measured is therefore
+complete when the hook is called for the first bucket of the next one. There, on the backward thread, where every rank has the
+same collectives before and behind, the ranks agree on the budgets (``collectives/budget.py``): an exchange from a completion
+thread would race with what DDP itself sends after the last bucket (the bitmap of unused parameters). So a decision is made at the
+first bucket of the iteration after the check's, and holds for it. ``no_sync`` calls no hook and makes no iteration; ranks that
+have joined (``model.join()``) call it with zeros, so they count along.
 """
 
 # No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
@@ -11,96 +19,78 @@ gradient.
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # the class that DDP compares annotations with
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from dblp.collectives.budget import BudgetController
+from dblp.collectives.phases import Needs, Phase, Phases
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
+from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
+from dblp.collectives.torch.plain import plain_policy, policy_from_plain
+from dblp.collectives.torch.replicas import resynchronise
+from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
-from dblp.transport.policy import Policy
+from dblp.transport.policy import Consistency, Policy
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What all gradient rounds of an attachment cost and lost, as this rank saw it."""
-
-    rounds: int = 0
-    """Gradient rounds (buckets) so far."""
-    lossy_rounds: int = 0
-    """Those that missed at least one chunk."""
-    missing_chunks: int = 0
-    """Chunks of peers' gradients that did not arrive and were not waited for."""
-    bounded_chunks: int = 0
-    """Chunks of peers' gradients that were allowed to miss."""
-    energy_lost_sum: float = 0.0
-    """Sum over the rounds of the share of the gradient's energy that was lost."""
-    chunks_sent: int = 0
-    """First transmissions."""
-    chunks_resent: int = 0
-    """Retransmissions."""
-    seconds: float = 0.0
-    """Sum of the rounds' durations; rounds overlap, so this may exceed the wall time."""
-
-    @property
-    def missing_share(self) -> float:
-        """Missing chunks over those that were allowed to miss, in [0, 1)."""
-        return self.missing_chunks / self.bounded_chunks if self.bounded_chunks else 0.0
-
-    @property
-    def energy_lost(self) -> float:
-        """Mean over the rounds of the share of the gradient's energy that was lost, in [0, 1]."""
-        return self.energy_lost_sum / self.rounds if self.rounds else 0.0
-
-    @property
-    def retransmitted_share(self) -> float:
-        """Retransmissions over first transmissions."""
-        return self.chunks_resent / self.chunks_sent if self.chunks_sent else 0.0
-
-    def plus(self, report: Report) -> "Summary":
-        """With one more round."""
-        return Summary(
-            rounds=self.rounds + 1,
-            lossy_rounds=self.lossy_rounds + (report.missing_chunks > 0),
-            missing_chunks=self.missing_chunks + report.missing_chunks,
-            bounded_chunks=self.bounded_chunks + report.bounded_chunks,
-            energy_lost_sum=self.energy_lost_sum + report.energy_lost,
-            chunks_sent=self.chunks_sent + report.chunks_sent,
-            chunks_resent=self.chunks_resent + report.chunks_resent,
-            seconds=self.seconds + report.duration_s,
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rounds} gradient rounds: missing {self.missing_share:.2%} of chunks "
-            f"({self.energy_lost:.2%} of "
-            f"energy), resent {self.retransmitted_share:.2%}"
-        )
+STATE_VERSION = 2
+"""Of ``Attachment.state_dict``."""
+_followed: WeakSet[BudgetController] = WeakSet()
+"""Controllers that follow a model: one counts the iterations of one."""
 
 
 class Attachment:
     """A policy on the gradients of a DDP model, and what came of it. ``policy`` may be set between steps."""
 
-    def __init__(self, group: DblpProcessGroup, policy: Policy, history: int) -> None:
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        group: DblpProcessGroup,
+        policy: Policy,
+        budget: BudgetController | None,
+        optimizer: Optimizer | None,
+        history: int,
+    ) -> None:
+        self._model = model
         self._group = group
         self._policy = policy
+        self._budget = budget
+        self._optimizer = optimizer
+        self._layouts = Layouts(model.module)
         self._reports: deque[Report] = deque(maxlen=history)
         self._summary = Summary()
         self._lock = threading.Lock()  # rounds end on completion threads
+        self._running: _Iteration | None = None
+        self._iterations = 0
+        self._synced_at = 0
+        if budget is not None:
+            budget.check_names(self._layouts.names)
 
     @property
     def policy(self) -> Policy:
-        """The policy of the next buckets; set it on all ranks alike, between steps."""
+        """The policy of the next buckets; set it on all ranks alike, between steps. A controller replaces its budgets."""
         return self._policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._policy = _checked(policy)
+
+    @property
+    def budget(self) -> BudgetController | None:
+        """The controller of the budgets."""
+        return self._budget
+
+    @property
+    def phases(self) -> Phases | None:
+        """The phases as last decided; None without a controller."""
+        return None if self._budget is None else self._budget.phases
 
     @property
     def reports(self) -> Sequence[Report]:
@@ -114,44 +104,193 @@ class Attachment:
         with self._lock:
             return self._summary
 
+    def epoch(self, number: int | None = None) -> None:
+        """An epoch begins: call it on all ranks before its first iteration, with the epoch's number or without.
+
+        Without a controller it does nothing. Raises ConfigError for a number below the running epoch's.
+        """
+        if self._budget is not None:
+            self._budget.epoch(number)
+
+    def note(
+        self,
+        *,
+        learning_rate: float | None = None,
+        metric: float | None = None,
+        phase: Phase | str | None = None,
+    ) -> None:
+        """Tell the next check a learning rate, an evaluation metric or a wanted phase; one rank may know them alone.
+
+        Raises ConfigError without a controller, and for what none of its detectors looks at.
+        """
+        if self._budget is None:
+            raise ConfigError(
+                "note(): no controller listens; give dblp.attach a budget=BudgetController(...)"
+            )
+        self._budget.note(learning_rate=learning_rate, metric=metric, phase=phase)
+
+    def resynchronise(self) -> float:
+        """Give all ranks the parameters of rank 0, now; call it on all ranks, between iterations. Returns the drift that was
+        found: the L2 norm of the difference over that of the parameters, of the rank that was farthest off."""
+        drift = resynchronise(self._group, self._model.module.parameters())
+        self._synced_at = self._iterations
+        with self._lock:
+            self._summary = self._summary.resynchronised(drift)
+        return drift
+
     def state_dict(self) -> dict[str, Any]:
-        """The policy and the totals, as plain values for a checkpoint; the reports are not part of it."""
-        policy, summary = self._policy, self.summary
+        """All that the next rounds depend on, and the totals, as plain values for this rank's checkpoint; take it between
+        iterations. The reports are not part of it."""
+        self._settle()
+        summary = self.summary
         return {
-            "version": 1,
-            "policy": {name: _plain(getattr(policy, name)) for name in Policy.__dataclass_fields__},
+            "version": STATE_VERSION,
+            "policy": plain_policy(self._policy),
             "summary": {name: getattr(summary, name) for name in Summary.__dataclass_fields__},
+            "budget": None if self._budget is None else self._budget.state_dict(),
+            "iterations": self._iterations,
+            "synced_at": self._synced_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the policy and the totals of ``state_dict``; raises ConfigError if they are not usable."""
+        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or if one has a controller and the other
+        has none."""
         try:
-            values = {name: _typed(name, value) for name, value in state["policy"].items()}
-            policy, summary = Policy(**values), Summary(**state["summary"])
+            policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
+            counts = int(state["iterations"]), int(state["synced_at"])
+            budget = state["budget"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of dblp.attach: {error!r}") from None
+        if (budget is None) != (self._budget is None):
+            has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
+            raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
+        if self._budget is not None:
+            self._budget.load_state_dict(budget)
         self._policy = policy
+        self._iterations, self._synced_at = counts
+        self._running = None
         with self._lock:
             self._summary = summary
             self._reports.clear()
 
-    def _record(self, report: Report | None) -> None:
+    # called by the hooks
+
+    def begin_round(self, bucket: GradBucket) -> "tuple[_Iteration, BucketLayout, Policy]":
+        """A bucket is ready: its iteration, its layout and its policy. The first of an iteration ends the one before."""
+        if self._running is None or self._running.launched_all:
+            self._begin_iteration()
+        assert self._running is not None
+        layout, policy = self._layouts.of(bucket), self._policy
+        if self._budget is not None:
+            policy = self._budget.policy(policy, layout.names)
+        self._running.launch(bucket.is_last())
+        return self._running, layout, policy
+
+    def end_round(self, iteration: "_Iteration", report: Report | None) -> None:
+        """A round has ended well; on a completion thread."""
         if report is None:
             return
         with self._lock:
             self._reports.append(report)
             self._summary = self._summary.plus(report)
+            iteration.reports.append(report)
+
+    def before_forward(self, model: torch.nn.Module, _: Any) -> None:
+        """A forward pass begins. Replicas that may drift are made equal here, where no saved tensor of a graph is in use."""
+        policy = self._policy
+        if policy.consistency is not Consistency.RELAXED or not policy.resync_rounds:
+            return
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        if self._iterations - self._synced_at < policy.resync_rounds:
+            return
+        if getattr(getattr(model, "_join_config", None), "enable", False):
+            raise UnsupportedError(
+                "Consistency.RELAXED resynchronises in the forward pass, which ranks that have joined do not run: use "
+                "resync_rounds=0 within model.join(), and attachment.resynchronise() after it"
+            )
+        self.resynchronise()
+
+    # inside
+
+    def _begin_iteration(self) -> None:
+        self._settle()
+        self._running = None
+        if self._budget is not None:
+            self._decide(self._budget)
+            self._budget.begin_iteration()
+        measures = Needs.NOTHING if self._budget is None else self._budget.measures
+        self._running = _Iteration(measures)
+        self._iterations += 1
+
+    def _decide(self, budget: BudgetController) -> None:
+        if self._optimizer is not None and Needs.LEARNING_RATE in budget.detector.needs:
+            budget.note(learning_rate=max(float(group["lr"]) for group in self._optimizer.param_groups))
+        if (vector := budget.vector_to_agree()) is not None:
+            self._group.agree(vector)
+            budget.decide(vector)
+
+    def _settle(self) -> None:
+        """Tell the controller what the last iteration measured, once, if it is complete."""
+        running, budget = self._running, self._budget
+        if running is None or budget is None or not running.launched_all or running.settled:
+            return
+        running.settled = True
+        for report in running.reports:
+            budget.hear(report)
+        budget.end_iteration(norm=running.norm, layer_norms=running.layer_norms)
+
+
+class _Iteration:
+    """The gradient rounds of one backward pass, and what they measured."""
+
+    def __init__(self, measures: Needs) -> None:
+        self.measures = measures
+        self.launched_all = False
+        self.settled = False
+        self.reports: list[Report] = []
+        self._square = 0.0
+        self._layer_squares: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def norm(self) -> float | None:
+        """L2 norm of the averaged gradient of all buckets; None if it was not asked for."""
+        return self._square**0.5 if Needs.NORM in self.measures else None
+
+    @property
+    def layer_norms(self) -> dict[str, float]:
+        """The same of each parameter, by name and in the order of the names."""
+        return {name: square**0.5 for name, square in sorted(self._layer_squares.items())}
+
+    def launch(self, last: bool) -> None:
+        """One more round is under way; ``last``: of the iteration."""
+        self.launched_all = last
+
+    def measure(self, averaged: torch.Tensor, layout: BucketLayout) -> None:
+        """Take the norms of a bucket's averaged gradients; on a completion thread."""
+        layers = layer_square_norms(averaged, layout) if Needs.LAYER_NORMS in self.measures else {}
+        square = square_norm(averaged) if Needs.NORM in self.measures else 0.0
+        with self._lock:
+            self._layer_squares |= layers
+            self._square += square
 
 
 def attach(
-    model: DistributedDataParallel, policy: Policy | None = None, *, history: int = 1024
+    model: DistributedDataParallel,
+    policy: Policy | None = None,
+    *,
+    budget: BudgetController | None = None,
+    optimizer: Optimizer | None = None,
+    history: int = 1024,
 ) -> Attachment:
     """Average the gradients of ``model`` over the network under ``policy`` (default: exact).
 
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
-    ``history``: reports to keep. Raises UnsupportedError if the model is not wrapped in
+    ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
+    detectors find the learning rate. ``history``: reports to keep. Raises UnsupportedError if the model is not wrapped in
     DistributedDataParallel or its process group is not of the backend "dblp", ConfigError for what is no
-    policy.
+    policy or no controller, for a controller that follows another model, and for name patterns that fit no parameter.
     """
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(
@@ -165,18 +304,25 @@ def attach(
             "torch.distributed.init_process_group('dblp'), or pass "
             "DistributedDataParallel(..., process_group=torch.distributed.new_group(backend='dblp'))"
         )
-    attachment = Attachment(group, _checked(policy if policy is not None else Policy()), history)
+    _check_controller(budget)
+    checked = _checked(policy if policy is not None else Policy())
+    attachment = Attachment(model, group, checked, budget, optimizer, history)
     model.register_comm_hook(attachment, _hook)
+    model.register_forward_pre_hook(attachment.before_forward)
+    if budget is not None:
+        _followed.add(budget)
     return attachment
 
 
 def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     """Start the round of one bucket; DDP requires the parameter's name."""
-    work = state._group.allreduce_lossy(bucket.buffer(), state._policy)
+    iteration, layout, policy = state.begin_round(bucket)
+    work = state._group.allreduce_lossy(bucket.buffer(), policy)
 
     def ended(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensor = future.value()[0]  # raises the round's error
-        state._record(work.report)
+        iteration.measure(tensor, layout)
+        state.end_round(iteration, work.report)
         return tensor
 
     return work.get_future().then(ended)
@@ -188,17 +334,19 @@ def _checked(policy: object) -> Policy:
     return policy
 
 
+def _check_controller(budget: object) -> None:
+    if budget is None:
+        return
+    if not isinstance(budget, BudgetController):
+        raise ConfigError(
+            f"budget={budget!r}: use a dblp.BudgetController; a fixed budget belongs into the policy, as in dblp.Bounded(0.1)"
+        )
+    if budget in _followed:
+        raise ConfigError("this BudgetController already follows a model: make one for each")
+
+
 def _backend_name(group: Any) -> str:
     try:
         return str(dist.get_backend(group))
     except (ValueError, RuntimeError):
         return type(group).__name__
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "value", value)  # enums by their value
-
-
-def _typed(name: str, value: Any) -> Any:
-    default = getattr(Policy(), name)
-    return type(default)(value)
