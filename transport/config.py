@@ -43,7 +43,8 @@ class TransportConfig:
     window_bytes: int = 16 * MIB
     """Memory for staged contributions of one exact round, over all peers."""
     congestion: str = "delay"
-    """Congestion control by name: ``delay`` or ``fixed``."""
+    """Congestion control by name: ``delay`` (round trips), ``bbr`` (bandwidth and least round trip), ``dctcp`` (switches mark;
+    all ranks must use it) or ``fixed`` (a rate)."""
     rate_bps: float = 0.0
     """Sending rate of a rank for ``congestion="fixed"``, bits per second; 0 is unpaced."""
     ifname: str = ""
@@ -63,8 +64,7 @@ class TransportConfig:
             raise ConfigError(f"datagram_bytes={self.datagram_bytes}: must lie in 512..{MAX_DATAGRAM_BYTES}")
         if not 1 <= self.paths <= MAX_PATHS:
             raise ConfigError(f"paths={self.paths}: must lie in 1..{MAX_PATHS}")
-        if self.congestion not in ("delay", "fixed"):
-            raise ConfigError(f"congestion={self.congestion!r}: known are 'delay' and 'fixed'")
+        _check_congestion(self.congestion)
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")
@@ -85,6 +85,15 @@ class TransportConfig:
                 values[spec.name] = _read(variable, env[variable], spec.name, spec.default)
         values.update(overrides)
         return cls(**values)
+
+
+def _check_congestion(name: str) -> None:
+    from dblp.transport.congestion import (
+        REGISTRY,
+    )  # the controls are made from a configuration: they import this module
+
+    if name not in REGISTRY:
+        raise ConfigError(f"congestion={name!r}: known are {', '.join(map(repr, REGISTRY))}")
 
 
 def _read(variable: str, text: str, name: str, default: Any) -> Any:

@@ -7,6 +7,7 @@ wraps either.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+
+
+CLASSES = 4
+"""Classes of datagrams, 0 critical to 3 lost first."""
+
+
+class Ecn(enum.IntEnum):
+    """The ECN bits of an IP header (RFC 3168, section 5)."""
+
+    NOT_ECT = 0
+    """The sender does not react to marks: do not mark."""
+    ECT = 2
+    """ECT(0): mark rather than drop."""
+    CE = 3
+    """A switch had a queue."""
 
 
 class Address(NamedTuple):
@@ -60,7 +76,7 @@ class Slab:
     bytes apart: ``part(k)`` is the k-th of them, and all else here speaks of the first. Valid only until the
     receiving callback returns: the arena is reused. ``received_at``: seconds on the loop's clock at which the
     kernel (or simulator) got the first of them; ``arrival(i)`` says it of each single datagram, or
-    super-packet of a stack.
+    super-packet of a stack. ``marked``: all of them carry a congestion mark (ECN's CE), else none does.
     """
 
     __slots__ = (
@@ -68,6 +84,7 @@ class Slab:
         "arrived",
         "count",
         "last",
+        "marked",
         "offset",
         "path",
         "received_at",
@@ -102,6 +119,7 @@ class Slab:
         self.source = source  # source(i) decodes the sender's address of datagram i, only when asked
         self.supers = 1
         self.spacing = 0
+        self.marked = False
 
     def rows(self, start: int, count: int, skip: int, width: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """A (count, width) view of ``dtype`` over datagrams start.., ``skip`` bytes into each; no copy."""
@@ -115,7 +133,7 @@ class Slab:
 
     def part(self, index: int) -> Slab:
         """One super-packet of a stack, as a slab of its own; its datagrams have the source of the stack's first."""
-        return Slab(
+        part = Slab(
             self.arena,
             self.offset + index * self.spacing,
             self.stride,
@@ -126,6 +144,8 @@ class Slab:
             self.arrival(index),
             self.source if self.supers == 1 else lambda _, source=self.source: source(index * self.count),  # type: ignore[misc]
         )
+        part.marked = self.marked
+        return part
 
     def parts(self) -> list[Slab]:
         """The super-packets of a stack as slabs of their own; any other slab as it is."""

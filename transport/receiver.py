@@ -127,6 +127,7 @@ class ReceivePath:
         "gap_at",
         "heard_bytes",
         "in_order",
+        "marked",
         "spaces",
         "unreported_bytes",
     )
@@ -135,6 +136,7 @@ class ReceivePath:
         self.spaces = [ReceiveSpace() for _ in range(4)]
         self.in_order = 0  # bursts since one arrived behind a later one
         self.unreported_bytes = 0
+        self.marked = 0  # datagrams with a congestion mark
         self.echo = 0
         self.echo_at = -1.0  # nothing has come yet
         self.due_at = float("inf")
@@ -457,6 +459,8 @@ class PeerReceiver:
         gap = full > space.highest + 1
         path.in_order = path.in_order + bursts if full >= space.highest else 0
         space.mark(full, bursts, mask)
+        if slab.marked:
+            path.marked += bursts * mask.bit_count()
         # A gap is told at once, and so is what a sender asks for.
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
         if gap or mask.bit_count() < header[4]:
@@ -614,7 +618,7 @@ class PeerReceiver:
         held = max(0, int((now - path.echo_at) * 1e6))
         payloads = []
         for spaces in self._fitting(path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)):
-            feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces)
+            feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces, path.marked)
             payloads.append(wire.encode_feedback(feedback))
         copies = path.copies if path.asked else 1
         path.unreported_bytes = 0

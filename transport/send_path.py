@@ -57,6 +57,7 @@ class SendPath:
         self.acked_lately = max(0.75 * self.acked_lately, 1.0)
         self.lost_lately *= 0.75
 
+        self.marked_seen = 0  # datagrams with a congestion mark that it told of
     @property
     def rto(self) -> float:
         """Retransmission timeout in seconds (RFC 6298's form)."""
@@ -82,6 +83,23 @@ class SendPath:
         gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
         self.probe_at = now + gap
 
+    def newly_marked(self, marked: int) -> int:
+        """Datagrams with a congestion mark since the feedback before: feedback has their number modulo 2^32."""
+        new = (marked - self.marked_seen) & 0xFFFFFFFF
+        self.marked_seen = marked
+        return new
+
+    def on_acked(self, acked_bytes: int, now: float, marked_bytes: int = 0, *, waiting: bool) -> None:
+        """Tell the congestion control that bytes arrived; ``waiting``: more waits to be sent."""
+        self.congestion.on_acked(
+            acked_bytes,
+            self.net_rtt,
+            now=now,
+            marked_bytes=min(marked_bytes, acked_bytes),
+            inflight_bytes=self.inflight_bytes,
+            waiting=waiting,
+        )
+
     def answered(self, news: Set[int], now: float) -> float:
         """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it
         acknowledges must not put off the question for a class of which it knows nothing."""
@@ -98,3 +116,7 @@ class SendPath:
             return max(int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30)), 1)
         free = min(self.congestion.window_bytes - self.inflight_bytes, self.window_bytes - self.inflight_cost)
         return int(min(max(free, 0), 1 << 30))
+
+    def portion(self) -> int:
+        """Bytes of the room that may leave at once."""
+        return int(max(min(self.room(), self.congestion.quantum_bytes), 1))

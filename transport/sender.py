@@ -239,7 +239,7 @@ class PeerSender:
     @staticmethod
     def _worth_sending(message: Outgoing, path: SendPath) -> int:
         """Room (bytes, at the kernel's charge) for which it is worth to send behind what is in flight: a datagram for a repair,
-        else a whole train, what is left of the message, or half a window, whichever is least. Sending less, as
+        else a whole train, what is left of the message, half a window or a portion, whichever is least. Sending less, as
         acknowledgements trickle in, would cost a system call and an answer for each bit (RFC 9293, section 3.8.6.2.1)."""
         datagram = message.spec.chunk_bytes + HEADER_BYTES + DATAGRAM_OVERHEAD_BYTES
         if message.repairable:
@@ -248,7 +248,7 @@ class PeerSender:
         return max(datagram, min(train, path.window() // 2))
 
     def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | Train | None:
-        room = path.room()
+        room = path.portion()
         space = path.spaces[message.cls]
         stride = message.spec.chunk_bytes + HEADER_BYTES
         burst_cost = message.per_burst * (stride + DATAGRAM_OVERHEAD_BYTES)
@@ -390,7 +390,8 @@ class PeerSender:
             if rtt > 0.0:  # else the peer's clock or its holding time makes no sense
                 path.net_rtt = rtt
             if path.net_rtt:
-                path.congestion.on_acked(acked, path.net_rtt, now=now)
+                marked = path.newly_marked(feedback.marked) if newer else 0
+                path.on_acked(acked, now, marked * self.config.datagram_bytes, waiting=bool(self.active))
         if acked > 0 or (feedback.asked and newer):
             path.probes = 0
             path.arm_probe(path.answered(news, now))
@@ -511,7 +512,7 @@ class PeerSender:
             if (
                 path.net_rtt and inflight > path.inflight_bytes
             ):  # small messages are rarely acknowledged otherwise
-                path.congestion.on_acked(inflight - path.inflight_bytes, path.net_rtt, now=now)
+                path.on_acked(inflight - path.inflight_bytes, now, waiting=bool(self.active))
         message.finish(outcome)
 
     # --- timers

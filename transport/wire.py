@@ -304,6 +304,8 @@ class Feedback(NamedTuple):
     grants: tuple[tuple[int, int], ...]
     """(message id, chunk limit): chunks below the limit may be sent; absolute."""
     spaces: tuple[Space, ...]
+    marked: int = 0
+    """Datagrams that came with a congestion mark (ECN's CE) on this path so far, modulo 2^32; absolute."""
 
 
 FEEDBACK_FIELDS = (
@@ -314,6 +316,7 @@ FEEDBACK_FIELDS = (
         "I",
         "credit: most bytes, at the kernel's charge, that may be unacknowledged on this path; absolute",
     ),
+    Field("marked", "I", "datagrams that came with a congestion mark (CE) on this path so far, modulo 2^32"),
     Field("asked", "B", "1: answers an END or PING"),
     Field("grants", "B", "number of grants that follow"),
     Field("spaces", "B", "number of spaces that follow"),
@@ -352,6 +355,7 @@ def encode_feedback(feedback: Feedback) -> bytes:
         feedback.echo,
         min(feedback.held_us, 0xFFFFFFFF),
         min(feedback.window_bytes, 0xFFFFFFFF),
+        feedback.marked & 0xFFFFFFFF,
         feedback.asked,
         len(feedback.grants),
         len(feedback.spaces),
@@ -367,7 +371,7 @@ def encode_feedback(feedback: Feedback) -> bytes:
 def decode_feedback(payload: bytes) -> Feedback | None:
     """FEEDBACK's payload, or None if it makes no sense."""
     try:
-        echo, held, window, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
+        echo, held, window, marked, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
         at = _FEEDBACK.size
         grants = []
         for _ in range(n_grants):
@@ -384,7 +388,7 @@ def decode_feedback(payload: bytes) -> Feedback | None:
             at = stop
     except struct.error:
         return None
-    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces))
+    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces), marked)
 
 
 ABORT_KEYS = {

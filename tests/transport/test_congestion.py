@@ -9,6 +9,8 @@ import pytest
 from dblp.errors import ConfigError
 from dblp.transport.config import TransportConfig
 from dblp.transport.congestion import REGISTRY, make_congestion_control
+from dblp.transport.congestion.bbr import BbrControl
+from dblp.transport.congestion.dctcp import DctcpControl
 from dblp.transport.congestion.delay import INITIAL_WINDOW_BYTES, MAX_WINDOW_BYTES, DelayControl
 from dblp.transport.congestion.fixed import FixedControl
 
@@ -141,8 +143,13 @@ def test_fixed_never_reacts():
 
 
 def test_controllers_are_chosen_by_name():
-    for name, kind in (("delay", DelayControl), ("fixed", FixedControl)):
+    kinds = {"delay": DelayControl, "bbr": BbrControl, "dctcp": DctcpControl, "fixed": FixedControl}
+    for name, kind in kinds.items():
         assert isinstance(make_congestion_control(TransportConfig(congestion=name)), kind)
-    assert set(REGISTRY) == {"delay", "fixed"}
-    with pytest.raises(ConfigError, match="known are 'delay' and 'fixed'"):
+    assert kinds == REGISTRY
+    with pytest.raises(ConfigError, match="known are 'delay', 'bbr', 'dctcp', 'fixed'"):
         TransportConfig(congestion="cubic")
+
+
+def test_only_a_control_that_reacts_to_marks_asks_for_them():
+    assert [name for name, kind in REGISTRY.items() if kind.ecn] == ["dctcp"]

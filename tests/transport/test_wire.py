@@ -37,6 +37,7 @@ FEEDBACKS = st.builds(
     st.booleans(),
     st.lists(st.tuples(U64, U32), max_size=wire.MAX_GRANTS).map(tuple),
     st.lists(SPACES, max_size=4).map(tuple),
+    U32,
 )
 FINALS = st.integers(1, 65_535).flatmap(
     lambda parts: st.builds(wire.Final, st.integers(0, parts - 1), st.just(parts), st.binary(max_size=384))

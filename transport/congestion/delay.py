@@ -9,7 +9,9 @@ protocol tolerates it), loss beside a raised delay is.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from typing import ClassVar
 
 from dblp.transport.config import TransportConfig
 
@@ -37,8 +39,11 @@ MIN_RTT_LIFE_S = 10.0
 class DelayControl:
     """See the module's docstring."""
 
+    ecn: ClassVar[bool] = False
+
     def __init__(self, config: TransportConfig) -> None:
         self.window_bytes: float = INITIAL_WINDOW_BYTES
+        self.quantum_bytes: float = math.inf
         self._floor = 2.0 * config.datagram_bytes
         self._datagram = config.datagram_bytes
         self._min_rtt = float("inf")
@@ -50,7 +55,16 @@ class DelayControl:
         self._acked = 0
         self._lost = 0
 
-    def on_acked(self, acked_bytes: int, rtt_s: float, *, now: float) -> None:
+    def on_acked(
+        self,
+        acked_bytes: int,
+        rtt_s: float,
+        *,
+        now: float,
+        marked_bytes: int = 0,
+        inflight_bytes: int = 0,
+        waiting: bool = True,
+    ) -> None:
         """Additive increase below the target (exponential in slow start), proportional decrease above it."""
         self._samples.append(rtt_s)
         rtt_s = self._rtt = min(self._samples)

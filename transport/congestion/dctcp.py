@@ -1,0 +1,104 @@
+"""Congestion control from the switches' marks, of the DCTCP kind.
+
+Sources: Alizadeh et al., "Data Center TCP (DCTCP)", SIGCOMM 2010; RFC 8257. Switches mark what arrives at a queue above a
+threshold; the sender estimates the marked share, alpha, and shrinks its window by half of it, at most once a window.
+DLCP (arXiv 2008.08445) takes a control of this kind.
+
+Differences from RFC 8257:
+- Loss within ``LOSS_SHARE`` is ignored: the protocol tolerates it, and marks tell of queues. More of it, by three standard
+  deviations, halves the window as its section 3.4 demands: a switch that does not mark must not be flooded.
+- Feedback carries the exact count of marked datagrams (section 3.2 squeezes it into one bit of each acknowledgement).
+- Marks end slow start where they come, in the middle of a window, too.
+- The window leaves in quarters, each of which asks for its acknowledgement: a window of one burst would find an empty queue,
+  fill it, and wait.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from dblp.transport.config import TransportConfig
+
+GAIN = 1.0 / 16.0
+"""RFC 8257's g, the weight of the newest window in alpha."""
+INITIAL_WINDOW_BYTES = 64 * 1024
+"""One burst, as in ``delay``."""
+MAX_WINDOW_BYTES = 64 * 1024 * 1024
+LOSS_SHARE = 0.02
+"""Loss of a window that is taken for random: twice what bad Ethernet does, half of what a full queue loses to slow start."""
+PORTIONS = 4
+"""Portions of a window that leave apart."""
+
+
+class DctcpControl:
+    """See the module's docstring."""
+
+    ecn: ClassVar[bool] = True
+
+    def __init__(self, config: TransportConfig) -> None:
+        self.window_bytes: float = INITIAL_WINDOW_BYTES
+        self.quantum_bytes: float = INITIAL_WINDOW_BYTES / PORTIONS
+        self.alpha = 1.0
+        """Estimate of the marked share; 1 before the first window, so that the first mark halves (RFC 8257, section 3.3)."""
+        self._datagram = config.datagram_bytes
+        self._floor = 2.0 * config.datagram_bytes
+        self._slow_start = True
+        self._acked = 0  # of the window that is observed
+        self._marked = 0
+        self._lost = 0
+        self._window_end = INITIAL_WINDOW_BYTES  # acknowledged and lost bytes that close it
+        self._reduced = False  # in this window
+
+    def on_acked(
+        self,
+        acked_bytes: int,
+        rtt_s: float,
+        *,
+        now: float,
+        marked_bytes: int = 0,
+        inflight_bytes: int = 0,
+        waiting: bool = True,
+    ) -> None:
+        """Shrink on the first mark of a window, else grow: a datagram a window, or exponentially in slow start."""
+        self._acked += acked_bytes
+        self._marked += marked_bytes
+        if self._acked + self._lost >= self._window_end:
+            self._close_window(inflight_bytes)
+        if marked_bytes:
+            self._slow_start = False
+            if not self._reduced:
+                self._reduce(1.0 - self.alpha / 2.0)
+        elif self._slow_start:
+            self._set_window(self.window_bytes + acked_bytes)
+        if not self._slow_start and waiting:
+            self._set_window(self.window_bytes + self._datagram * acked_bytes / self.window_bytes)
+
+    def on_lost(self, lost_bytes: int, *, now: float) -> None:
+        """Halve if a window lost more than random loss explains."""
+        self._lost += lost_bytes
+        datagrams = (self._acked + self._lost) / self._datagram
+        expected = max(datagrams, self._window_end / self._datagram) * LOSS_SHARE
+        if self._lost / self._datagram > expected + 3.0 * math.sqrt(expected) and not self._reduced:
+            self._slow_start = False
+            self._reduce(0.5)
+
+    def pacing_bps(self) -> float:
+        """0: marks keep the queue short, acknowledgements the pace."""
+        return 0.0
+
+    def _close_window(self, inflight_bytes: int) -> None:
+        """RFC 8257, section 3.3, steps 3 to 8."""
+        share = min(self._marked / self._acked, 1.0) if self._acked else 0.0
+        self.alpha += GAIN * (share - self.alpha)
+        self._acked = self._marked = self._lost = 0
+        self._window_end = max(inflight_bytes, self._datagram)
+        self._reduced = False
+
+    def _reduce(self, factor: float) -> None:
+        self._reduced = True
+        self._set_window(self.window_bytes * factor)
+
+    def _set_window(self, window_bytes: float) -> None:
+        self.window_bytes = min(max(window_bytes, self._floor), MAX_WINDOW_BYTES)
+        self.quantum_bytes = max(self.window_bytes / PORTIONS, self._floor)
