@@ -89,13 +89,14 @@ class Core:
         )  # fmt: skip
         nonces = [rng.bytes(8) for _ in range(rank * config.paths)]
         self.handshake = Handshake(identity, peers, secret=rng.bytes(32), nonces=nonces, now=now)
+        whole_to = {address.host for address in peers[rank]} if facts.whole_bursts else ()
         self.senders: dict[int, PeerSender] = {}
         self.receivers: dict[int, PeerReceiver] = {}
         for peer in range(world_size):
             if peer != rank:
                 self.senders[peer] = PeerSender(
                     rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
-                    buffer=self._buffer, watermark=self.rounds.watermark,
+                    buffer=self._buffer, watermark=self.rounds.watermark, whole_to=whole_to,
                 )  # fmt: skip
                 self.receivers[peer] = PeerReceiver(
                     paths=config.paths,

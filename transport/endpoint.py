@@ -19,7 +19,7 @@ from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounter
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes, Port, Slab
 
-TRAINS_A_TURN = 4
+TRAINS_A_TURN = 2
 """Trains (or single bursts) sent before the loop looks at its sockets again: 4 MiB, about a millisecond of work, at most."""
 BLOCKED_RETRY_S = 1e-3
 """Distance between looks at the timers while the network does not take what is to be sent."""

@@ -11,8 +11,6 @@ from dblp.transport import wire
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.wire import Type
 
-DATAGRAM_OVERHEAD_BYTES = 900
-"""Kernel memory that a queued datagram costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
 KEPT_LOST = 64
 """Flights declared lost that are remembered per (path, class), to notice that they had only been late."""
 
@@ -58,6 +56,7 @@ class Flight:
         first: int,
         chunks: npt.NDArray[np.uint32] | None,
         control: Control | None,
+        cost: int,
         bursts: int = 1,
     ) -> None:
         self.seq = seq
@@ -65,7 +64,7 @@ class Flight:
         self.bursts = bursts
         self.unacked = full_mask(bursts, count)
         self.nbytes = nbytes
-        self.cost = nbytes + count * bursts * DATAGRAM_OVERHEAD_BYTES
+        self.cost = cost  # at the kernel's charge, see SendPath.charge
         self.sent_at = sent_at
         self.message = message
         self.first = first

@@ -10,7 +10,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class ImpairedPort:
     @property
     def facts(self) -> PortFacts:
         """Facts of the inner port."""
-        return self._port.facts
+        return replace(self._port.facts, whole_bursts=False)
 
     def open(self, on_batch: Callable[[Sequence[Slab]], None], on_writable: Callable[[], None]) -> None:
         """Open the inner port; received datagrams pass through untouched."""

@@ -171,6 +171,9 @@ class PortFacts:
     against it)."""
     max_datagram_bytes: int
     """Largest UDP payload that leaves the chosen interface unfragmented."""
+    whole_bursts: bool = False
+    """A burst to an address of this host waits in the receiver's buffer as one packet: the kernel charges its overhead once
+    (832 bytes were read back for 44 datagrams), not for each datagram."""
 
 
 class Port(Protocol):

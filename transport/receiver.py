@@ -27,7 +27,7 @@ FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
 window is smaller asks for it (``wire.ASK``)."""
 FEEDBACK_DELAY_S = 4e-3
 """Longest that feedback waits otherwise: half of the least retransmission timeout."""
-TRAIN_SUPERS = 16
+TRAIN_SUPERS = 32
 """Most super-packets that are checked and placed together."""
 MAX_EXPECTATIONS = 4
 """Messages of a peer whose trains may alternate without their headers being laid out anew: two legs, with and without ASK."""

@@ -9,6 +9,8 @@ from dblp.transport.congestion import make_congestion_control
 from dblp.transport.flight import SendSpace
 from dblp.transport.port import Address
 
+PACKET_OVERHEAD_BYTES = 900
+"""Kernel memory that a queued packet costs beside its bytes: 2,304 for 1,464 were read back (truesize)."""
 MIN_RTO_S = 8e-3
 """Least retransmission timeout: above a delayed feedback (4 ms) and a tick of the scheduler. A timeout that was not needed
 costs a probe and its answer, never a retransmission."""
@@ -25,11 +27,20 @@ MAX_PROBE_GAP_S = 1.0
 class SendPath:
     """One path to the peer: its address, what is in flight, credit, congestion control and round trip."""
 
-    def __init__(self, path: int, address: Address, window_bytes: int, config: TransportConfig) -> None:
+    def __init__(
+        self,
+        path: int,
+        address: Address,
+        window_bytes: int,
+        config: TransportConfig,
+        *,
+        whole_bursts: bool = False,
+    ) -> None:
         self.path = path
         self.address = address
         self.spaces = [SendSpace() for _ in range(4)]
         self.window_bytes = window_bytes
+        self.whole_bursts = whole_bursts  # see port.PortFacts
         self.inflight_bytes = 0
         self.inflight_cost = 0
         self.congestion = make_congestion_control(config)
@@ -46,6 +57,7 @@ class SendPath:
         self.lost_lately = 0.0
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
+        self.marked_seen = 0  # datagrams with a congestion mark that it told of
 
     @property
     def loss_share(self) -> float:
@@ -57,7 +69,6 @@ class SendPath:
         self.acked_lately = max(0.75 * self.acked_lately, 1.0)
         self.lost_lately *= 0.75
 
-        self.marked_seen = 0  # datagrams with a congestion mark that it told of
     @property
     def rto(self) -> float:
         """Retransmission timeout in seconds (RFC 6298's form)."""
@@ -71,17 +82,6 @@ class SendPath:
             return
         self.rttvar += 0.25 * (abs(self.srtt - sample) - self.rttvar)
         self.srtt += 0.125 * (sample - self.srtt)
-
-    def loss_delay(self) -> float:
-        """Age at which a flight that was overtaken is lost (RFC 9002, 6.1.2), with the reordering that was seen."""
-        longest = max(self.srtt or INITIAL_RTT_S, self.latest_rtt)
-        return longest + max(longest / 8, self.reorder_s)
-
-    def arm_probe(self, now: float) -> None:
-        """(Re)start the timeout."""
-        doublings = min(max(0, self.probes - STEADY_PROBES), 16)
-        gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
-        self.probe_at = now + gap
 
     def newly_marked(self, marked: int) -> int:
         """Datagrams with a congestion mark since the feedback before: feedback has their number modulo 2^32."""
@@ -100,11 +100,26 @@ class SendPath:
             waiting=waiting,
         )
 
+    def loss_delay(self) -> float:
+        """Age at which a flight that was overtaken is lost (RFC 9002, 6.1.2), with the reordering that was seen."""
+        longest = max(self.srtt or INITIAL_RTT_S, self.latest_rtt)
+        return longest + max(longest / 8, self.reorder_s)
+
+    def arm_probe(self, now: float) -> None:
+        """(Re)start the timeout."""
+        doublings = min(max(0, self.probes - STEADY_PROBES), 16)
+        gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
+        self.probe_at = now + gap
+
     def answered(self, news: Set[int], now: float) -> float:
         """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it
         acknowledges must not put off the question for a class of which it knows nothing."""
         flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.flights]
         return min([now if cls in news else flight.sent_at for cls, flight in flying], default=now)
+
+    def charge(self, nbytes: int, datagrams: int, bursts: int = 1) -> int:
+        """What the peer's kernel charges against its receive buffer for these datagrams."""
+        return nbytes + PACKET_OVERHEAD_BYTES * (bursts if self.whole_bursts else datagrams)
 
     def window(self) -> int:
         """Bytes that congestion control and credit allow in flight."""

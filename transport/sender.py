@@ -11,7 +11,7 @@ end of a burst of loss is noticed within one timeout.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dblp.transport import wire
 from dblp.transport.burst import TRAIN_BURSTS, BurstBuffer, Train, burst_chunks
 from dblp.transport.config import HEADER_BYTES, TransportConfig
-from dblp.transport.flight import DATAGRAM_OVERHEAD_BYTES, Control, Flight, SendSpace, full_mask
+from dblp.transport.flight import Control, Flight, SendSpace, full_mask
 from dblp.transport.message import MessageSpec, Sent
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.port import Address, Burst, Bytes
@@ -50,11 +50,16 @@ class PeerSender:
         config: TransportConfig,
         buffer: BurstBuffer,
         watermark: Callable[[int], int],
+        whole_to: Collection[str] = (),
     ) -> None:
+        """``whole_to``: hosts to which bursts stay whole (``port.PortFacts.whole_bursts``)."""
         self.rank = rank
         self.session = session
         self.config = config
-        self.paths = [SendPath(path, address, window_bytes, config) for path, address in enumerate(addresses)]
+        self.paths = [
+            SendPath(path, address, window_bytes, config, whole_bursts=address.host in whole_to)
+            for path, address in enumerate(addresses)
+        ]
         self.messages: dict[int, Outgoing] = {}
         self.control: deque[Control] = deque()
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
@@ -241,23 +246,25 @@ class PeerSender:
         """Room (bytes, at the kernel's charge) for which it is worth to send behind what is in flight: a datagram for a repair,
         else a whole train, what is left of the message, half a window or a portion, whichever is least. Sending less, as
         acknowledgements trickle in, would cost a system call and an answer for each bit (RFC 9293, section 3.8.6.2.1)."""
-        datagram = message.spec.chunk_bytes + HEADER_BYTES + DATAGRAM_OVERHEAD_BYTES
+        stride = message.spec.chunk_bytes + HEADER_BYTES
+        datagram = path.charge(stride, 1)
         if message.repairable:
             return datagram
-        train = min(TRAIN_BURSTS * message.per_burst, message.queue[0][1]) * datagram
-        return max(datagram, min(train, path.window() // 2))
+        chunks = min(TRAIN_BURSTS * message.per_burst, message.queue[0][1])
+        train = path.charge(chunks * stride, chunks, -(-chunks // message.per_burst))
+        return max(datagram, int(min(train, path.window() // 2, path.congestion.quantum_bytes)))
 
     def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | Train | None:
         room = path.portion()
         space = path.spaces[message.cls]
         stride = message.spec.chunk_bytes + HEADER_BYTES
-        burst_cost = message.per_burst * (stride + DATAGRAM_OVERHEAD_BYTES)
+        burst_cost = path.charge(message.per_burst * stride, message.per_burst)
         if not message.repairable and room >= 2 * burst_cost:
             bursts = message.whole_bursts(min(TRAIN_BURSTS, room // burst_cost, space.free_bursts()))
             if bursts >= 2:
                 ask = room - bursts * burst_cost < min(bursts * burst_cost, path.window() // 2)
                 return self._train(message, path, space, bursts, ask, now)
-        most = max(1, room // (stride + DATAGRAM_OVERHEAD_BYTES))
+        most = message.per_burst if room >= burst_cost else max(1, room // path.charge(stride, 1))
         chunks: npt.NDArray[np.uint32] | None = None
         if message.repairable:
             chunks = message.take_lost(most)
@@ -266,8 +273,7 @@ class PeerSender:
                 return None
         else:
             first, count = message.take_run(most)
-        cost = count * (stride + DATAGRAM_OVERHEAD_BYTES)
-        ask = room - cost < min(burst_cost, path.window() // 2)
+        ask = room - path.charge(count * stride, count) < min(burst_cost, path.window() // 2)
         self._stamp(message, path, count, space.next_seq, ask, now)
         if chunks is None:
             nbytes = self._buffer.fill_run(
@@ -278,7 +284,12 @@ class PeerSender:
                 message.row, message.source, message.spec.chunk_bytes, chunks
             )
         self._launch(
-            Flight(space.next_seq, count, nbytes, now, message, first, chunks, None), path, space, now
+            Flight(
+                space.next_seq, count, nbytes, now, message, first, chunks, None, path.charge(nbytes, count)
+            ),
+            path,
+            space,
+            now,
         )
         self._note_sent(message, path, chunks is None)
         return Burst(
@@ -295,7 +306,21 @@ class PeerSender:
         train = self._buffer.train(message.row, message.source, chunk_bytes, first, bursts, seq, route)
         nbytes = bursts * message.per_burst * train.segment
         self._launch(
-            Flight(seq, message.per_burst, nbytes, now, message, first, None, None, bursts), path, space, now
+            Flight(
+                seq,
+                message.per_burst,
+                nbytes,
+                now,
+                message,
+                first,
+                None,
+                None,
+                path.charge(nbytes, bursts * message.per_burst, bursts),
+                bursts,
+            ),
+            path,
+            space,
+            now,
         )
         self._note_sent(message, path, True)
         return train
@@ -335,7 +360,8 @@ class PeerSender:
             control.payload,
         )  # fmt: skip
         if acknowledged:
-            self._launch(Flight(seq, 1, nbytes, now, None, 0, None, control), path, space, now)
+            flight = Flight(seq, 1, nbytes, now, None, 0, None, control, path.charge(nbytes, 1))
+            self._launch(flight, path, space, now)
         else:
             self.bytes_sent += nbytes
             self.datagrams_sent += 1

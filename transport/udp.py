@@ -116,6 +116,7 @@ class UdpPort:
                 sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for sock in sockets
             ),
             max_datagram_bytes=choice.max_datagram_bytes(config.datagram_bytes),
+            whole_bursts=way is Way.GSO and probe(sockets[0]).gro,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: set[asyncio.TimerHandle] = set()

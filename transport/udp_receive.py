@@ -27,8 +27,8 @@ SLOTS = 64
 """Messages a recvmmsg at most: beyond it the cost of a call is a hundredth of a datagram's."""
 SLOT_BYTES = 65_536
 """A slot takes the longest UDP payload, and so the longest super-packet. Slots are touched only when used."""
-SUPER_VLEN = 16
-"""Messages a call while super-packets come: 1 MiB, which stays in the L2 cache until it is added up."""
+SUPER_VLEN = 32
+"""Messages a call while super-packets come: 2 MiB, which stays in the L3 cache until it is added up."""
 SUPER_MIN_BYTES = 8_192
 """Messages of this mean length or longer are taken for super-packets."""
 MAX_SOURCES = 4096

@@ -11,15 +11,15 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import TransportConfig
-from dblp.transport.flight import DATAGRAM_OVERHEAD_BYTES, Control, Flight
+from dblp.transport.flight import Control, Flight
 from dblp.transport.message import MessageSpec, Sent, message_id
-from dblp.transport.send_path import STEADY_PROBES
+from dblp.transport.send_path import PACKET_OVERHEAD_BYTES, STEADY_PROBES
 from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, address, numbers, spec_of, split
 
 WINDOW = 1 << 20
-COST = CHUNK + 48 + DATAGRAM_OVERHEAD_BYTES
+COST = CHUNK + 48 + PACKET_OVERHEAD_BYTES
 RTT_S = 10e-3
 
 
@@ -163,8 +163,26 @@ def test_credit_that_shrinks_stops_the_sender_until_enough_is_acknowledged():
     bench.send(numbers(500))
     first = bench.leave()
     bench.now += RTT_S
-    bench.feedback(*[h for h in first if h.burst == 0], window=10 * COST)
+    bench.feedback(*data_of(first)[:20], window=10 * COST)
     assert data_of(bench.leave()) == []
+    bench.feedback(*data_of(first), window=10 * COST)
+    assert len(data_of(bench.leave())) == 9, "OPEN is still under way"
+
+
+def test_a_sender_waits_until_half_its_window_is_free_unless_it_repairs():
+    """What trickles free is not worth a system call and an answer each time."""
+    bench = Bench(window=1 << 20)
+    bench.send(numbers(2000))
+    first = data_of(bench.leave())
+    assert first[-1].cls & wire.ASK, "the last that fits asks for feedback"
+    bench.now += RTT_S
+    for header in first:
+        bench.feedback(header)
+        if sent := data_of(bench.leave()):
+            assert len(sent) > 20
+            break
+    else:
+        raise AssertionError("nothing left after all was acknowledged")
 
 
 def test_no_burst_leaves_that_the_mask_window_does_not_cover():
@@ -478,7 +496,7 @@ def test_numbers_wrap_at_32_bits():
 
 def test_the_end_of_a_train_is_acknowledged_though_its_start_left_the_window():
     message = Bench().send(numbers(44 * 4))
-    flight = Flight(10, 44, 0, 0.0, message, 0, None, None, 4)
+    flight = Flight(10, 44, 0, 0.0, message, 0, None, None, 0, 4)
     assert flight.chunks_at(flight.unacked).tolist() == list(range(176))
     bench = Bench(window=1 << 30, early=1 << 30)
     out = bench.send(numbers(44 * 4))
