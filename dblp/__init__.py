@@ -28,7 +28,17 @@ if TYPE_CHECKING:
         scatter,
         send,
     )
+    from dblp.collectives.budget import BudgetController, Budgets, EnergyCap, Interval
     from dblp.collectives.group import Group
+    from dblp.collectives.phases import (
+        Hold,
+        LearningRateChange,
+        Manual,
+        Metric,
+        NormChange,
+        Phase,
+        Schedule,
+    )
     from dblp.collectives.report import Report
     from dblp.collectives.torch.hook import Attachment, attach
     from dblp.errors import (
@@ -75,6 +85,18 @@ __all__ = [
     # DDP
     "attach",
     "Attachment",
+    # budgets that follow the training phase
+    "BudgetController",
+    "Budgets",
+    "Interval",
+    "EnergyCap",
+    "Phase",
+    "NormChange",
+    "LearningRateChange",
+    "Metric",
+    "Schedule",
+    "Manual",
+    "Hold",
     # policies and configuration
     "Policy",
     "Bounded",
@@ -101,7 +123,9 @@ _MODULES = {
         "Handle all_gather all_reduce all_to_all barrier broadcast destroy_process_group gather get_rank "
         "get_world_size init_process_group is_initialized recv reduce reduce_scatter scatter send"
     ),
+    "dblp.collectives.budget": "BudgetController Budgets EnergyCap Interval",
     "dblp.collectives.group": "Group",
+    "dblp.collectives.phases": "Hold LearningRateChange Manual Metric NormChange Phase Schedule",
     "dblp.collectives.report": "Report",
     "dblp.collectives.torch.hook": "Attachment attach",
     "dblp.errors": (

@@ -10,6 +10,8 @@ PUBLIC = """
     init_process_group destroy_process_group is_initialized get_rank get_world_size
     all_reduce reduce_scatter reduce all_gather broadcast gather scatter all_to_all barrier send recv Handle
     Group Report attach Attachment
+    BudgetController Budgets Interval EnergyCap
+    Phase NormChange LearningRateChange Metric Schedule Manual Hold
     Policy Bounded Exact Stop Fill TransportConfig
     DblpError LocalError ConfigError UnsupportedError ClosedError RemoteError MismatchError VersionError
     HandshakeError PeerError DeadlineError
