@@ -37,7 +37,7 @@ class Collective(enum.IntEnum):
         return self.name.lower()
 
 
-ALGORITHM_CODES = {"direct": 1, "ring": 2, "flat": 3}
+ALGORITHM_CODES = {"direct": 1, "ring": 2, "flat": 3, "halving_doubling": 4, "hierarchical": 5, "ps": 6}
 """Codes of the algorithms that a caller can choose."""
 _ALGORITHM_NAMES = {code: name for name, code in ALGORITHM_CODES.items()}
 

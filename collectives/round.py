@@ -153,7 +153,7 @@ class Round:
                 try:
                     leg.on_chunks(first, count)
                 except Exception as error:  # the endpoint must not see it: the round reports it to its caller
-                    self._fail(error)
+                    self.fail(error)
 
         message = message_id(self._group, self.number, step)
         receiving = self.endpoint.receive(
@@ -192,7 +192,9 @@ class Round:
         """
         one_way = all(leg.sending is not None for leg in self._legs)
         for leg in self._legs:
-            if leg.sending is not None and not leg.done and not one_way and leg.sending.detach():
+            if leg.sending is None or leg.done or one_way or leg.spec.budget:
+                continue  # what of a bounded message was not counted is known from its confirmation
+            if leg.sending.detach():
                 leg.done = True
                 self._sends_left -= 1
         while self.error is None and self._sends_left:
@@ -253,7 +255,7 @@ class Round:
             except Exception as caught:  # as in ``placed``
                 error = caught
         if error is not None:
-            self._fail(error)
+            self.fail(error)
         elif self._receives_left == 0:
             self._open_gate()
 
@@ -264,7 +266,7 @@ class Round:
             return  # the round no longer depends on it
         self._sends_left -= 1
         if error is not None:
-            self._fail(error)
+            self.fail(error)
         elif self._sends_left == 0:
             self._open_gate()
 
@@ -287,9 +289,10 @@ class Round:
         culprits = {self._ranks[leg.peer] for leg in owed if leg.step == first}
         peers = [rank for rank in self._ranks if rank != self.endpoint.rank]
         timeout_s = self._deadline.timeout_s
-        self._fail(deadline_error(self.endpoint, self.title, timeout_s, peers, lacks, culprits))
+        self.fail(deadline_error(self.endpoint, self.title, timeout_s, peers, lacks, culprits))
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the round with ``error``, unless something failed before."""
         if self.error is None:
             self.error = error
         self._open_gate()

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms import direct, flat, ring
+from dblp.collectives.algorithms import direct, flat, halving_doubling, hierarchical, ring
 from dblp.collectives.reduction import DType, Reducer
 from dblp.collectives.round import Round
 from dblp.errors import ConfigError, UnsupportedError
@@ -29,9 +29,15 @@ class Algorithm(Protocol):
     def __call__(self, round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy) -> None: ...
 
 
-ALL_REDUCE: dict[str, Algorithm] = {"direct": direct.post, "ring": ring.post, "flat": flat.post}
+ALL_REDUCE: dict[str, Algorithm] = {
+    "direct": direct.post,
+    "ring": ring.post,
+    "flat": flat.post,
+    "halving_doubling": halving_doubling.post,
+    "hierarchical": hierarchical.post,
+}
 """Algorithms of all-reduce by name."""
-BOUNDED = frozenset({"direct"})
+BOUNDED = frozenset({"direct", "ring", "halving_doubling", "hierarchical"})
 """Those that can lose chunks within a budget."""
 
 

@@ -2,14 +2,14 @@
 
 Step s of the reduction sends shard r - s to the right and adds what comes from the left into shard r - s - 1;
 after it rank r owns shard r + 1, complete (Patarasuk and Yuan, 2009, bandwidth optimal all-reduce). Pipelined by runs
-of chunks: what has been added or placed is offered to the next step at once. Exact only: a lost chunk here would be a
-partial sum of many ranks.
+of chunks, see ``flow``.
 
 The order of the sum is that of the ring, starting at a different rank for each shard: fixed, so repeatable bit for bit, but
 not the bits of ``direct``. Half types are rounded at each hop, which is why ``auto`` does not choose a ring for them.
 
-In place: the final value of a chunk can come back only after it has gone round the whole ring, so the right neighbour has
-placed what this rank sent of that chunk, and drops further copies.
+Under a bound, a contribution crosses up to N - 1 hops, so each may miss budget / (N - 1), and a lost chunk is a partial sum of
+up to N - 1 ranks: at equal loss on the wire the error is larger than that of ``direct``. A hole of the gather leg goes on
+around the ring; each hop may miss the gather budget / (N - 1), which bounds what a shard misses at its last rank.
 """
 
 from __future__ import annotations
@@ -18,33 +18,27 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.grid import chunk_bytes, cut, spec
-from dblp.collectives.algorithms.sinks import AddSink, CopySink
+from dblp.collectives.algorithms.flow import Flow
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round
-from dblp.transport.interface import Sending
-from dblp.transport.message import Sink
 from dblp.transport.policy import Policy
 
 
 def post(round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy) -> None:
     """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended."""
-    chunk = chunk_bytes(buffer.nbytes, round_.endpoint.max_chunk_bytes, policy)
-    size, rank = round_.world_size, round_.rank
-    shards = cut(buffer, size, chunk)
+    size = round_.world_size
+    flow = Flow(round_, buffer, reducer, policy, shards=size, reduce_hops=size - 1, gather_hops=size - 1)
+    declare(flow, round_.rank, size)
+    flow.post()
+
+
+def declare(flow: Flow, rank: int, size: int) -> None:
+    """This rank's hops."""
+    shards = flow.all.cut(size)
     right, left = (rank + 1) % size, (rank - 1) % size
-    last_reduce, last = size - 2, 2 * size - 3
-    sendings: dict[int, Sending] = {}
-    for step in range(last + 1):  # step s sends what step s - 1 received
-        shard = shards[(rank - step) % size]
-        if shard.size:
-            sendings[step] = round_.send(right, step, shard, spec(shard.nbytes, chunk), offered=step == 0)
-    for step in range(last + 1):
-        shard = shards[(rank - step - 1) % size]
-        if not shard.size:
-            continue
-        sink: Sink = CopySink(shard, chunk)
-        if step <= last_reduce:
-            sink = AddSink(shard, chunk, reducer, final=step == last_reduce)
-        following = sendings[step + 1].offer if step < last else None
-        round_.receive(left, step, spec(shard.nbytes, chunk), sink, on_chunks=following)
+    for step in range(size - 1):
+        flow.send(right, step, shards[(rank - step) % size])
+        flow.add(left, step, shards[(rank - step - 1) % size], final=step == size - 2)
+    for step in range(size - 1):
+        flow.send(right, size - 1 + step, shards[(rank + 1 - step) % size], gather=True)
+        flow.copy(left, size - 1 + step, shards[(rank - step) % size])

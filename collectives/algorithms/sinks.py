@@ -32,7 +32,7 @@ class CopySink:
         self._target = words(target, target.nbytes)
         self.dtype: np.dtype[Any] = self._target.dtype
         self._elements = chunk // self.dtype.itemsize
-        self._full = _whole_rows(self._target, self._elements)
+        self._full = whole_rows(self._target, self._elements)
 
     def place(self, first: int, rows: npt.NDArray[Any]) -> None:
         start = first * self._elements
@@ -93,7 +93,7 @@ class AddSink:
         self._final = final
         self._weigh = weigh
         self._elements = chunk // target.itemsize
-        self._full = _whole_rows(target, self._elements)
+        self._full = whole_rows(target, self._elements)
         self.dtype: np.dtype[Any] = target.dtype
         self.energy = 0.0
 
@@ -113,6 +113,6 @@ class AddSink:
         self._full[chunks] = target
 
 
-def _whole_rows(array: npt.NDArray[Any], elements: int) -> npt.NDArray[Any]:
+def whole_rows(array: npt.NDArray[Any], elements: int) -> npt.NDArray[Any]:
     """A (chunks, elements) view of all chunks of a 1-D array but a short last one."""
     return array[: array.size // elements * elements].reshape(-1, elements)

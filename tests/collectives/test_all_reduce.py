@@ -343,7 +343,7 @@ BAD_CALLS = [
     (lambda g, a: g.all_reduce(a.astype(np.int32), policy=Bounded(0.1)), UnsupportedError, "SUM of int32"),
     (lambda g, a: g.all_reduce(a, "max", policy=Bounded(0.1)), UnsupportedError, "0.1 on MAX of float32"),
     (lambda g, a: g.all_reduce(a.astype(complex), policy=Bounded(0.1)), UnsupportedError, "complex128"),
-    (lambda g, a: g.all_reduce(a, policy=Bounded(0.1), algorithm="ring"), UnsupportedError, "exact only"),
+    (lambda g, a: g.all_reduce(a, policy=Bounded(0.1), algorithm="flat"), UnsupportedError, "exact only"),
     (lambda g, a: g.all_reduce(a, algorithm="tree"), ConfigError, "'auto', 'direct', 'ring', 'flat'"),
     (lambda g, a: g.all_reduce(a, "mean"), ConfigError, "op='mean'"),
     (lambda g, a: g.all_reduce(a, "band"), UnsupportedError, "BAND on float32"),
