@@ -401,7 +401,7 @@ def gradient(rank, iteration, count=20_000):
 
 
 async def train(group, controller, iterations, base, noise=0.0):
-    """Budget, phase and result of each iteration; ``noise``: what the norm is off by on this rank, relatively."""
+    """Budget, phase, cap's share and result of each iteration; ``noise``: what norms are off by, other on each rank."""
     seen = []
     for iteration in range(iterations):
         controller.begin_iteration()
@@ -409,18 +409,19 @@ async def train(group, controller, iterations, base, noise=0.0):
         array = gradient(group.rank, iteration)
         found = await group.all_reduce(array, "avg", policy=policy)
         controller.hear(found)
-        norm = float(np.linalg.norm(array)) * (1.0 + noise * group.rank)
+        norm = float(np.linalg.norm(array)) * (1.0 + noise * ((group.rank + iteration // 2) % 3))
         await agree(group, controller, norm=norm)
         seen.append((found.budget, controller.phases.model, controller.cap_share, array.tobytes()))
     return seen
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-7, 0.3])
+@pytest.mark.parametrize("noise", [0.0, 0.8])
 def test_four_ranks_decide_alike_under_loss(noise):
-    """Whatever each rank measures: equal budgets in each round, and equal bits. The schedule of the gradient shows in them."""
+    """Whatever each rank measures: equal budgets in each round, and equal bits. Without the exchange both cases would differ: the
+    energy lost straddles the cap, and norms that are off by up to 160 % straddle eta."""
 
     async def member(group):
-        cap = EnergyCap(limit=0.02, interval=Interval(iterations=2))
+        cap = EnergyCap(limit=0.12, interval=Interval(iterations=2))
         controller = BudgetController(NormChange(), LOW_HIGH, interval=Interval(iterations=2), cap=cap)
         return await train(group, controller, 14, Bounded(0.1, stop="eager"), noise)
 
@@ -430,9 +431,7 @@ def test_four_ranks_decide_alike_under_loss(noise):
     assert phases[:6] == [C] * 6 and phases[-1] is T
     budgets = [budget for budget, _, _, _ in first]
     assert budgets[0] == 0.01 and max(budgets) == pytest.approx(0.4)
-    assert first[-1][2] < 1.0, (
-        "the eager rule took more than 2 % of the energy: the cap has lowered the budget"
-    )
+    assert first[-1][2] < 1.0, "the eager rule took more than 12 % of the energy on a rank"
 
 
 def test_one_rank_in_another_epoch_raises_everywhere():
