@@ -40,7 +40,7 @@ OnDone = Callable[[Received], None]
 class _Leg:
     """One message of the round, and how far it is: what a deadline error tells about it."""
 
-    __slots__ = ("chunks", "done", "got", "on_chunks", "on_done", "peer", "sending", "spec", "step")
+    __slots__ = ("chunks", "confirmed", "done", "got", "on_chunks", "on_done", "peer", "sending", "spec", "step")
 
     def __init__(self, peer: int, step: int, spec: MessageSpec, sending: Sending | None = None) -> None:
         self.peer = peer
@@ -50,6 +50,7 @@ class _Leg:
         self.got = 0
         self.done = False
         self.sending = sending
+        self.confirmed = spec.budget > 0.0  # what was not counted of a bounded message is known from its confirmation
         self.on_chunks: OnChunks | None = None
         self.on_done: OnDone | None = None
 
@@ -120,13 +121,16 @@ class Round:
         *,
         offered: bool = True,
         energy: float = 0.0,
+        confirmed: bool = False,
     ) -> Sending:
-        """Send the 1-D contiguous array ``data`` to ``peer``; see EndpointLike.send."""
+        """Send the 1-D contiguous array ``data`` to ``peer``; see EndpointLike.send. ``confirmed``: the round waits for the
+        receiver's confirmation even where it need not."""
         message = message_id(self._group, self.number, step)
         sending = self.endpoint.send(
             self._ranks[peer], message, data.view(np.uint8), spec, offered=offered, energy=energy
         )
         leg = _Leg(peer, step, spec, sending)
+        leg.confirmed |= confirmed
         self._legs.append(leg)
         self._sends_left += 1
         sending.done.add_done_callback(lambda done: self._sent(leg, done))
@@ -192,8 +196,8 @@ class Round:
         """
         one_way = all(leg.sending is not None for leg in self._legs)
         for leg in self._legs:
-            if leg.sending is None or leg.done or one_way or leg.spec.budget:
-                continue  # what of a bounded message was not counted is known from its confirmation
+            if leg.sending is None or leg.done or one_way or leg.confirmed:
+                continue
             if leg.sending.detach():
                 leg.done = True
                 self._sends_left -= 1

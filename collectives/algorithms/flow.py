@@ -42,6 +42,8 @@ Bools = npt.NDArray[np.bool_]
 _FINE = Bounded(0.5)
 """Grids are those of bounded rounds, also in exact ones: where the order of a sum depends on its shard, exact and bounded
 rounds have the same bits only if their shards are cut alike."""
+_UNION_STEP = 1 << 12
+"""First step of the union's messages, behind those of any algorithm."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -108,7 +110,9 @@ class _Outlet(_Node):
     def post(self) -> None:
         flow = self.flow
         data = flow.elements(self.span)
-        self._sending = flow.round.send(self.peer, self.step, data, self.spec, offered=not self.waits)
+        self._sending = flow.round.send(
+            self.peer, self.step, data, self.spec, offered=not self.waits, confirmed=self.tells
+        )
         if self.tells:
             self._offered = np.full(self.span.chunks, not self.waits)
             self._sending.done.add_done_callback(self._on_final)
@@ -346,7 +350,6 @@ class Flow:
         self._stages: list[_Stage] = []
         self._owned: list[Span] = []
         self._left = 0
-        self._steps = 0
         self._union: Union | None = None
         self._missing: dict[int, npt.NDArray[np.uint32]] = {}
 
@@ -356,7 +359,7 @@ class Flow:
         """Send what stands in ``span`` after the stages declared so far."""
         if not span.chunks:
             return
-        spec = self._spec(span, self.gather_budget if gather else self.reduce_budget, step)
+        spec = self._spec(span, self.gather_budget if gather else self.reduce_budget)
         before = _overlaps(self._last, span)
         outlet = _Outlet(self, span, peer, step, spec, waits=bool(before))
         for common, stage in before:
@@ -370,7 +373,7 @@ class Flow:
         contributes nothing, the peer's part takes the place of what stands there."""
         if not span.chunks:
             return
-        spec = self._spec(span, self.reduce_budget, step)
+        spec = self._spec(span, self.reduce_budget)
         stage = _Add(self, span, peer, step, spec, final=final, fresh=fresh)
         for common, before in _overlaps(self._last, span):
             stage.wait(common.low, common.high)
@@ -383,7 +386,7 @@ class Flow:
         """Take over the result that ``peer`` sends of ``span``."""
         if not span.chunks:
             return
-        stage = _Copy(self, span, peer, step, self._spec(span, self.gather_budget, step))
+        stage = _Copy(self, span, peer, step, self._spec(span, self.gather_budget))
         if self.policy.lossy:
             for outlet in self._sends:
                 low, high = max(span.low, outlet.span.low), min(span.high, outlet.span.high)
@@ -413,7 +416,7 @@ class Flow:
 
     def _post_union(self) -> None:
         if self.policy.consistency is Consistency.AGREED and int(self.gather_budget * self.all.chunks):
-            self._union = Union(self.round, -(-self.all.chunks // 8), self._steps, self._fill)
+            self._union = Union(self.round, -(-self.all.chunks // 8), _UNION_STEP, self._fill)
 
     # --- what nodes need
 
@@ -434,11 +437,11 @@ class Flow:
             self._keep(span.low * self.per_chunk, self.elements(span), divided=divided)
 
     def note(self, stage: _Stage, received: Received) -> None:
-        """How a bounded message ended. Its holes are reported in the buffer's grid; what a partial sum would have weighed is
+        """How a bounded message ended. Its holes are reported in the buffer's grid, once a leg; what a partial sum would have weighed is
         known to nobody in time, so the share of its chunks stands for that of its energy."""
         before = self._missing.get(stage.peer, _NONE)
         holes = received.missing + np.uint32(stage.span.low)
-        self._missing[stage.peer] = np.union1d(before, holes).astype(np.uint32)
+        self._missing[stage.peer] = np.sort(np.concatenate([before, holes]))
         chunks = float(stage.span.chunks)
         told = Received(missing=self._missing[stage.peer], energy_total=chunks)
         self.round.lost(stage.peer, stage.spec, told, chunks - len(holes))
@@ -452,8 +455,7 @@ class Flow:
 
     # --- helpers
 
-    def _spec(self, span: Span, budget: float, step: int) -> MessageSpec:
-        self._steps = max(self._steps, step + 1)
+    def _spec(self, span: Span, budget: float) -> MessageSpec:
         nbytes = self.elements(span).nbytes
         if budget == 0.0:
             return MessageSpec(nbytes=nbytes, chunk_bytes=self.chunk)

@@ -25,18 +25,21 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.flow import Flow, Span
+from dblp.collectives.algorithms.flow import Flow, Keep, Span
 from dblp.collectives.algorithms.union import schedule
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round
 from dblp.transport.policy import Policy
 
 
-def post(round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy) -> None:
-    """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended."""
+def post(
+    round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy, *, keep: Keep | None = None
+) -> None:
+    """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended. ``keep`` is told
+    what no result has (see ``Keep``)."""
     size = round_.world_size
     hops = (size - 1).bit_length()
-    flow = Flow(round_, buffer, reducer, policy, shards=size, reduce_hops=hops, gather_hops=hops)
+    flow = Flow(round_, buffer, reducer, policy, shards=size, reduce_hops=hops, gather_hops=hops, keep=keep)
     declare(flow, round_.rank, size)
     flow.post()
 

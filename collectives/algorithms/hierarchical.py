@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.flow import Flow
+from dblp.collectives.algorithms.flow import Flow, Keep
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round
 from dblp.errors import ConfigError
@@ -42,12 +42,18 @@ def check_columns(columns: int, size: int) -> None:
 
 
 def post(
-    round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy, *, columns: int = 0
+    round_: Round,
+    buffer: npt.NDArray[Any],
+    reducer: Reducer,
+    policy: Policy,
+    *,
+    keep: Keep | None = None,
+    columns: int = 0,
 ) -> None:
-    """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended. ``columns``: ranks
-    a row; 0: ``most_square``."""
+    """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended. ``keep`` is told
+    what no result has (see ``Keep``); ``columns``: ranks a row; 0: ``most_square``."""
     size = round_.world_size
-    flow = Flow(round_, buffer, reducer, policy, shards=size, reduce_hops=2, gather_hops=2)
+    flow = Flow(round_, buffer, reducer, policy, shards=size, reduce_hops=2, gather_hops=2, keep=keep)
     declare(flow, round_.rank, size, columns or most_square(size))
     flow.post()
 

@@ -18,16 +18,21 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.flow import Flow
+from dblp.collectives.algorithms.flow import Flow, Keep
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round
 from dblp.transport.policy import Policy
 
 
-def post(round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy) -> None:
-    """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended."""
+def post(
+    round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy, *, keep: Keep | None = None
+) -> None:
+    """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended. ``keep`` is told
+    what no result has (see ``Keep``)."""
     size = round_.world_size
-    flow = Flow(round_, buffer, reducer, policy, shards=size, reduce_hops=size - 1, gather_hops=size - 1)
+    flow = Flow(
+        round_, buffer, reducer, policy, shards=size, reduce_hops=size - 1, gather_hops=size - 1, keep=keep
+    )
     declare(flow, round_.rank, size)
     flow.post()
 

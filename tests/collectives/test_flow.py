@@ -1,0 +1,249 @@
+"""All-reduces of several hops under a bound: equal ranks, nothing unaccounted for, no more missing than the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dblp.collectives import algorithms
+from dblp.collectives.algorithms import halving_doubling, hierarchical, ring
+from dblp.collectives.algorithms.flow import Span
+from dblp.collectives.algorithms.union import Union, schedule
+from dblp.collectives.group import Group
+from dblp.sim.loop import run as run_virtual
+from dblp.transport.policy import Consistency, Policy, Stop
+from tests.collectives.fake import FakeNet
+from tests.collectives.worlds import run_members, run_memory, run_network, total
+
+POSTS = {"ring": ring.post, "halving_doubling": halving_doubling.post, "hierarchical": hierarchical.post}
+
+
+def contribution(rank, count, seed=0, dtype="float32"):
+    """Integers from 1 on, so that a hole shows and every sum is exact."""
+    return np.random.default_rng([seed, rank]).integers(1, 10, count).astype(dtype)
+
+
+def keeping(monkeypatch, name):
+    """Let the algorithm's ranks note what they keep: rank -> {round: array of what is in no result}."""
+    kept: dict[int, dict[int, np.ndarray]] = {}
+
+    def post(round_, buffer, reducer, policy):
+        mine = kept.setdefault(round_.rank, {}).setdefault(round_.number, np.zeros_like(buffer))
+
+        def keep(first, values, *, divided):
+            assert not divided
+            mine[first : first + values.size] += values
+
+        POSTS[name](round_, buffer, reducer, policy, keep=keep)
+
+    monkeypatch.setitem(algorithms.ALL_REDUCE, name, post)
+    return kept
+
+
+def policy(budget, *, gather=None, stop=Stop.STALL, consistency=Consistency.AGREED):
+    return Policy(budget=budget, gather_budget=gather, stop=stop, consistency=consistency)
+
+
+def lossy_run(name, world_size, count, chosen, seed, *, loss=1.0, op="sum", dtype="float32"):
+    async def main():
+        net = FakeNet(world_size, seed=seed, loss=loss, chunk_bytes=512)
+        arrays = [contribution(rank, count, seed, dtype) for rank in range(world_size)]
+
+        async def member(group):
+            return await group.all_reduce(arrays[group.rank], op, policy=chosen, algorithm=name)
+
+        return arrays, await run_members(net.endpoints, member, 60.0)
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("name", POSTS)
+@settings(max_examples=25, deadline=None)
+@given(
+    world_size=st.integers(2, 9),
+    count=st.integers(1, 20_000),
+    budget=st.sampled_from([0.1, 0.4, 0.9]),
+    gather=st.sampled_from([0.0, 0.05, 0.1]),
+    stop=st.sampled_from([Stop.STALL, Stop.EAGER]),
+    seed=st.integers(0, 10_000),
+)
+def test_ranks_stay_equal_and_nothing_is_lost_without_a_trace(
+    name, world_size, count, budget, gather, stop, seed
+):
+    with pytest.MonkeyPatch.context() as patch:
+        kept = keeping(patch, name)
+        arrays, reports = lossy_run(name, world_size, count, policy(budget, gather=gather, stop=stop), seed)
+    assert len({array.tobytes() for array in arrays}) == 1, "C3: all ranks, the same bits"
+    contributed = total(contribution(rank, count, seed) for rank in range(world_size))
+    carried = total(rounds[0] for rounds in kept.values())
+    assert (arrays[0] + carried == contributed).all(), "C4: delivered + kept == contributed"
+    assert all(report.missing_share <= budget for report in reports), "C2: bounded means bounded"
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+def test_something_is_kept_on_both_legs(monkeypatch, name, world_size):
+    """With every budget used up: the reduce leg's keepers hold partial sums, the gather leg's owners whole results."""
+    kept = keeping(monkeypatch, name)
+    count = 60_000
+    arrays, reports = lossy_run(name, world_size, count, policy(0.5, gather=0.2), 3)
+    whole = total(contribution(rank, count, 3) for rank in range(world_size))
+    dropped = np.flatnonzero(arrays[0] == 0)
+    assert 0.05 < len(dropped) / count <= 0.2, "the union of the holes is within the gather leg's budget"
+    owned = sum((rounds[0][dropped] == whole[dropped]).sum() for rounds in kept.values())
+    assert owned > 0.1 * len(dropped)
+    partial = np.flatnonzero((arrays[0] != whole) & (arrays[0] != 0))
+    assert len(partial) > 0.02 * count
+    assert sum(report.missing_chunks for report in reports) > 0
+    assert all(report.energy_lost == pytest.approx(report.missing_share) for report in reports)
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("world_size", [3, 6])
+def test_an_exact_gather_leg_loses_contributions_only(name, world_size):
+    arrays, reports = lossy_run(name, world_size, 30_000, policy(0.5, consistency=Consistency.EXACT), 1)
+    assert len({array.tobytes() for array in arrays}) == 1
+    assert all((array > 0).all() for array in arrays), "each owner's own contribution is there"
+    assert sum(report.missing_chunks for report in reports) > 0
+
+
+@pytest.mark.parametrize("name", POSTS)
+def test_relaxed_ranks_differ_only_by_their_holes(name):
+    """Each rank has the others' result, or zeros where a chunk did not reach it, nothing else."""
+    arrays, _ = lossy_run(
+        name,
+        6,
+        60_000,
+        policy(0.6, gather=0.4, consistency=Consistency.RELAXED),
+        2,
+    )
+    assert len({array.tobytes() for array in arrays}) > 1
+    stack = np.stack(arrays)
+    best = stack.max(axis=0)
+    assert ((stack == best) | (stack == 0)).all()
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_bounded_without_loss_gives_the_bits_of_exact(run, name, world_size, dtype):
+    """C5, with any floats: the grids are the same, so the sums are."""
+
+    async def member(group):
+        exact = np.random.default_rng(group.rank).standard_normal(5000).astype(dtype)
+        bounded = exact.copy()
+        await group.all_reduce(exact, "avg", algorithm=name)
+        report = await group.all_reduce(bounded, "avg", algorithm=name, policy=policy(0.4))
+        assert report.missing_share == report.energy_lost == 0.0 and report.bounded_chunks > 0
+        return exact.tobytes(), bounded.tobytes()
+
+    assert len({bits for pair in run(member, world_size) for bits in pair}) == 1
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("world_size", [3, 6])
+def test_averages_divide_by_all_where_the_last_sum_is_a_hole_too(name, world_size):
+    summed, _ = lossy_run(name, world_size, 30_000, policy(0.5), 4)
+    averaged, reports = lossy_run(name, world_size, 30_000, policy(0.5), 4, op="avg")
+    assert sum(report.missing_chunks for report in reports) > 0
+    np.testing.assert_allclose(averaged[0], summed[0] / world_size, rtol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+def test_halving_and_doubling_adds_in_a_tree(world_size):
+    """((r0 + r1) + (r2 + r3)) + ...; where there are too many ranks for a power of two, the first pairs count as one."""
+    parts = [
+        np.random.default_rng(rank).standard_normal(3000).astype(np.float32) for rank in range(world_size)
+    ]
+    folded = world_size - (1 << (world_size.bit_length() - 1))
+    leaves = [parts[2 * i] + parts[2 * i + 1] for i in range(folded)] + parts[2 * folded :]
+    while len(leaves) > 1:
+        leaves = [leaves[i] + leaves[i + 1] for i in range(0, len(leaves), 2)]
+
+    async def member(group):
+        array = parts[group.rank].copy()
+        await group.all_reduce(array, algorithm="halving_doubling")
+        return array.tobytes()
+
+    assert {bits for seed in range(3) for bits in run_memory(member, world_size, seed=seed)} == {
+        leaves[0].tobytes()
+    }
+
+
+@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize("stop", ["stall", "eager"])
+@pytest.mark.parametrize("loss", [0.01, 0.2])
+def test_over_a_lossy_network(monkeypatch, name, stop, loss):
+    """Real endpoints: replicas agree in every round, the bound holds, integers add up."""
+    kept = keeping(monkeypatch, name)
+    world_size, count = 4, 40_000
+
+    async def member(group):
+        arrays = [contribution(group.rank, count, seed) for seed in range(2)]
+        tasks = [group.all_reduce(a, policy=policy(0.5, stop=Stop(stop)), algorithm=name) for a in arrays]
+        return arrays, await asyncio.gather(*tasks)
+
+    results = run_network(member, world_size, seed=5, impair=f"loss({loss}),reorder(0.05,1ms)")
+    for number in range(2):
+        assert len({arrays[number].tobytes() for arrays, _ in results}) == 1
+        contributed = total(contribution(rank, count, number) for rank in range(world_size))
+        carried = total(kept[rank][number] for rank in range(world_size))
+        assert (results[0][0][number] + carried == contributed).all()
+    assert all(report.missing_share <= 0.5 for _, reports in results for report in reports)
+    assert sum(report.missing_chunks for _, reports in results for report in reports) > 0
+
+
+# the union of bitmaps
+
+
+@pytest.mark.parametrize("world_size", range(2, 18))
+def test_schedules_of_all_ranks_fit_together(world_size):
+    """Every message has a sender and a receiver, and everyone takes ceil(log2) + 1 steps at most."""
+    sends = {
+        (rank, peer, step)
+        for rank in range(world_size)
+        for peer, step, out, _ in schedule(rank, world_size)
+        if out
+    }
+    receives = {
+        (peer, rank, step)
+        for rank in range(world_size)
+        for peer, step, _, back in schedule(rank, world_size)
+        if back
+    }
+    assert sends == receives
+    assert max(len(schedule(rank, world_size)) for rank in range(world_size)) <= world_size.bit_length() + 1
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 8, 9])
+def test_all_ranks_learn_the_union(monkeypatch, world_size):
+    known: dict[int, np.ndarray] = {}
+    bits = [
+        np.frombuffer(zlib.crc32(b"%d" % rank).to_bytes(4, "big") * 25, np.uint8)
+        for rank in range(world_size)
+    ]
+    bits = [part & np.uint8(1 << rank % 8) for rank, part in enumerate(bits)]
+
+    def post(round_, buffer, reducer, policy):
+        union = Union(round_, 100, 0, functools.partial(known.__setitem__, round_.rank))
+        asyncio.get_running_loop().call_later(1e-3 * round_.rank, union.start, bits[round_.rank])
+
+    monkeypatch.setitem(algorithms.ALL_REDUCE, "ring", post)
+
+    async def member(group: Group):
+        await group.all_reduce(np.zeros(8, np.float32), algorithm="ring")
+
+    run_memory(member, world_size)
+    wanted = functools.reduce(np.bitwise_or, bits).tobytes()
+    assert {known[rank].tobytes() for rank in range(world_size)} == {wanted}
+
+
+def test_spans_are_cut_evenly():
+    assert Span(3, 13).cut(4) == [Span(3, 6), Span(6, 9), Span(9, 11), Span(11, 13)]
+    assert Span(0, 2).cut(3) == [Span(0, 1), Span(1, 2), Span(2, 2)]
