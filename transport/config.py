@@ -34,6 +34,14 @@ class TransportConfig:
     """Largest UDP payload; the group agrees on the least of all ranks and of their interfaces. 8952 for jumbo frames."""
     paths: int = 1
     """Local ports, each an ECMP entropy of its own; each costs a socket and its buffers."""
+    path_choice: str = "spray"
+    """Which of several paths a burst takes, by name: ``spray`` (in turn), ``random``, ``reps`` (those that acknowledged cleanly
+    are used again), ``ethereal`` (one path a message, as few of them split as it takes to load all equally) or ``single`` (one
+    path a peer, never another)."""
+    path_chunks: int = 0
+    """Chunks that leave together on one path before the next choice; 1 sprays each datagram, 0: as many as the path takes."""
+    leaf_ranks: int = 1
+    """For ``path_choice="ethereal"``: so many ranks in a row are behind one leaf switch, and messages to them share its paths."""
     receive_buffer_bytes: int = 4 * MIB
     """SO_RCVBUF asked for on each path; the kernel clamps it to net.core.rmem_max. Credit is sized by what it gives."""
     send_buffer_bytes: int = 4 * MIB
@@ -64,6 +72,9 @@ class TransportConfig:
             raise ConfigError(f"datagram_bytes={self.datagram_bytes}: must lie in 512..{MAX_DATAGRAM_BYTES}")
         if not 1 <= self.paths <= MAX_PATHS:
             raise ConfigError(f"paths={self.paths}: must lie in 1..{MAX_PATHS}")
+        if self.path_chunks < 0 or self.leaf_ranks < 1:
+            raise ConfigError("path_chunks must not be negative, leaf_ranks at least 1")
+        _check_path_choice(self.path_choice)
         _check_congestion(self.congestion)
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
@@ -94,6 +105,15 @@ def _check_congestion(name: str) -> None:
 
     if name not in REGISTRY:
         raise ConfigError(f"congestion={name!r}: known are {', '.join(map(repr, REGISTRY))}")
+
+
+def _check_path_choice(name: str) -> None:
+    from dblp.transport.paths import (
+        REGISTRY,
+    )  # the choices are made from a configuration: they import this module
+
+    if name not in REGISTRY:
+        raise ConfigError(f"path_choice={name!r}: known are {', '.join(map(repr, REGISTRY))}")
 
 
 def _read(variable: str, text: str, name: str, default: Any) -> Any:

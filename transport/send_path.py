@@ -22,6 +22,10 @@ STEADY_PROBES = 64
 """Probes at one timeout's distance before the distance doubles: a loss burst of 64 timeouts is bridged without back-off."""
 MAX_PROBE_GAP_S = 1.0
 """Longest distance between probes of a silent peer."""
+RELAPSE_S = 1.0
+"""A path that is left again so soon after it came back is probed at twice the distance."""
+ECHO_TICK_S = 2e-6
+"""Times that come back as an echo are whole microseconds."""
 
 
 class SendPath:
@@ -41,6 +45,7 @@ class SendPath:
         self.spaces = [SendSpace() for _ in range(4)]
         self.window_bytes = window_bytes
         self.whole_bursts = whole_bursts  # see port.PortFacts
+        self.bytes_sent = 0
         self.inflight_bytes = 0
         self.inflight_cost = 0
         self.congestion = make_congestion_control(config)
@@ -58,6 +63,15 @@ class SendPath:
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
         self.marked_seen = 0  # datagrams with a congestion mark that it told of
+        self._config = config
+        # The rest is for several paths (``paths.peer_paths``).
+        self.alive = True
+        self.proved = True  # by the handshake
+        self.answered_at = -1.0  # when the newest datagram that is known to have arrived was sent
+        self.progress_at = -1.0  # when that was last heard of
+        self.back_at = float("-inf")  # when it answered after it had been left
+        self.times_left = 0
+        self.relapses = 0  # times in a row that it was left soon after it had come back
 
     @property
     def loss_share(self) -> float:
@@ -106,10 +120,39 @@ class SendPath:
         return longest + max(longest / 8, self.reorder_s)
 
     def arm_probe(self, now: float) -> None:
-        """(Re)start the timeout."""
-        doublings = min(max(0, self.probes - STEADY_PROBES), 16)
+        """(Re)start the timeout. Probes of a path that is left back off from the first on."""
+        doublings = max(0, self.probes - STEADY_PROBES) if self.alive else self.probes + self.relapses
+        doublings = min(doublings, 16)
         gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
         self.probe_at = now + gap
+
+    def leave(self, now: float) -> None:
+        """It does not answer: probed only, first after one more timeout if it answered lately, until it does. Where it leads to
+        when it comes back may be another route, of which congestion control knows nothing."""
+        self.relapses = self.relapses + 1 if now - self.back_at < RELAPSE_S else 0
+        self.alive = False
+        self.probes = 0
+        self.times_left += 1
+        self.loss_at = float("inf")
+        self.next_send_at = 0.0
+        self.congestion = make_congestion_control(self._config)
+        self.acked_lately, self.lost_lately = 1.0, 0.0
+
+    def take_back(self, now: float) -> None:
+        """It answers."""
+        self.alive = True
+        self.back_at = now
+        self.probes = 0
+
+    def unanswered_at(self) -> float:
+        """When the first datagram was sent that has not been answered, nor anything sent after it; infinity if none was."""
+        newest = self.answered_at + ECHO_TICK_S
+        flying = (f.sent_at for space in self.spaces for f in space.flights if f.sent_at > newest)
+        return min(flying, default=float("inf"))
+
+    def silent_at(self) -> float:
+        """When the path will have been silent for a timeout; infinity if nothing waits for an answer."""
+        return max(self.unanswered_at(), self.progress_at) + self.rto
 
     def answered(self, news: Set[int], now: float) -> float:
         """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it

@@ -1,0 +1,52 @@
+"""What a choice of paths is told and asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from dblp.transport.outgoing import Outgoing
+
+ANY_CHUNKS = 1 << 30
+"""As many chunks as the path takes."""
+Usable = Callable[[int], bool]
+"""``usable(path)``: the path is alive and has room, credit and its pacing time for what the message sends next."""
+
+
+class PathChoice:
+    """Which of the paths to one peer the next chunks of a message take. Paths are indices of local ports.
+
+    It is asked before each burst or train and told what became of those that left. One object a peer, never asked
+    where there is but one path.
+    """
+
+    pinned: ClassVar[bool] = False
+    """A message that finds no path now says nothing of the others: each has paths of its own."""
+
+    def __init__(self, paths: int, most_chunks: int = 0) -> None:
+        """``paths``: how many there are; ``most_chunks``: chunks of a message that leave together on one path before
+        the next choice, 0: as many as the path takes."""
+        self.paths: tuple[int, ...] = tuple(range(paths))
+        """Those that are ever used, control included; the others carry the handshake only."""
+        self.most_chunks = most_chunks or ANY_CHUNKS
+
+    def pick(self, message: Outgoing, usable: Usable, now: float) -> tuple[int, int] | None:
+        """The path that the message's next burst takes, and how many chunks at most; None if it must wait."""
+        raise NotImplementedError
+
+    def on_started(self, message: Outgoing) -> None:
+        """A message to this peer begins."""
+
+    def on_ended(self, message: Outgoing) -> None:
+        """A message is over or forgotten."""
+
+    def on_acked(self, path: int, flights: int, *, marked: bool, now: float) -> None:
+        """The last datagrams of so many bursts or trains of chunks were acknowledged; ``marked``: with congestion marks
+        (ECN's CE) among them."""
+
+    def on_left(self, path: int, *, now: float) -> None:
+        """The path does not answer: a retransmission timeout that was judged a failure. It is not usable until
+        ``on_back``."""
+
+    def on_back(self, path: int, *, now: float) -> None:
+        """The path answers (again)."""

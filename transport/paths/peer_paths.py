@@ -1,0 +1,145 @@
+"""The paths to one peer: which are alive, and by which the next burst or control datagram leaves.
+
+Theory of operation. Silence of one path while others answer is the evidence for its death: something has been in flight on it,
+unanswered, for a retransmission timeout, and something that was sent later on another path was answered. If nothing was,
+the timeout asks a question on other paths too (``witnesses``), so that the verdict comes a round trip later. A path that
+is left has its flights declared lost, so that its chunks go out again on living paths, is probed with growing distance,
+and taken back when it answers. The last living path is never left: if all are silent it may as well be the peer.
+
+Where bursts go is the business of ``PathChoice``; control takes the living paths in turn, but for feedback, which
+goes back on the path it speaks of while that is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dblp.transport.outgoing import Outgoing
+from dblp.transport.paths.base import PathChoice
+from dblp.transport.port import Address
+from dblp.transport.send_path import SendPath
+
+HasRoom = Callable[[Outgoing, SendPath, float, int], bool]
+"""``has_room(message, path, now, most_chunks)``: it is worth to send what the message has next on this path now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathState:
+    """What a rank knows of one path to a peer."""
+
+    path: int
+    address: Address
+    """The peer's."""
+    proved: bool
+    """The handshake on this path is done."""
+    alive: bool
+    """Bursts may take it."""
+    rtt_s: float
+    """Smoothed round trip, the peer's holding time included; 0: not measured."""
+    loss_share: float
+    """Of the datagrams sent lately, at most 0.95."""
+    bytes_sent: int
+    """Payload and headers, control included."""
+    times_left: int
+    """How often it stopped answering."""
+
+
+class PeerPaths:
+    """The living and the dead paths to one peer."""
+
+    def __init__(self, paths: Sequence[SendPath], choice: PathChoice) -> None:
+        self.choice = choice
+        self.most_chunks = choice.most_chunks
+        self._paths = paths
+        self._used = [paths[index] for index in choice.paths]
+        self.living = list(self._used)
+        self.suspects: set[SendPath] = set()
+        self._turn = 0
+
+    # --- where to
+
+    @property
+    def main(self) -> SendPath:
+        """A path that is alive, if any is."""
+        return self.living[0] if self.living else self._used[0]
+
+    def next_control(self) -> SendPath:
+        """The next living path in turn."""
+        if not self.living:
+            return self._used[0]
+        self._turn += 1
+        return self.living[self._turn % len(self.living)]
+
+    def pick(self, message: Outgoing, now: float, has_room: HasRoom) -> tuple[SendPath, int] | None:
+        """The path of the message's next burst and how many chunks at most; None if it must wait."""
+        paths, most = self._paths, self.most_chunks
+
+        def usable(index: int) -> bool:
+            path = paths[index]
+            return path.alive and has_room(message, path, now, most)
+
+        picked = self.choice.pick(message, usable, now)
+        return None if picked is None else (paths[picked[0]], picked[1])
+
+    # --- life and death
+
+    def await_proof(self) -> None:
+        """No path has been proved yet by the handshake."""
+        for path in self._paths:
+            path.alive = path.proved = False
+            self.choice.on_left(path.path, now=0.0)
+        self.living.clear()
+
+    def on_proved(self, path: SendPath, now: float) -> None:
+        """The handshake proved the path (it may do so twice)."""
+        if not path.proved:
+            path.proved = True
+            self._revive(path, now)
+
+    def on_answer(self, path: SendPath, sent_at: float, now: float) -> bool:
+        """A datagram that was sent at ``sent_at`` is known to have arrived, with others that were not known of. True if the path
+        had been left."""
+        path.answered_at = max(path.answered_at, sent_at)
+        path.progress_at = now
+        self.suspects.discard(path)
+        if path.alive or not path.proved:
+            return False
+        self._revive(path, now)
+        return True
+
+    def is_dead(self, path: SendPath, now: float) -> bool:
+        """Silent for a timeout while another path answered something that was sent later."""
+        if not path.alive or path.silent_at() > now:
+            return False
+        since = max(path.unanswered_at(), path.progress_at)
+        return any(other.answered_at >= since for other in self.living if other is not path)
+
+    def may_leave(self, path: SendPath) -> bool:
+        """The path is alive, and not the last one that is."""
+        return path.alive and len(self.living) > 1
+
+    def leave(self, path: SendPath, now: float) -> None:
+        """The path is dead: nothing but probes takes it."""
+        self.living.remove(path)
+        self.suspects.discard(path)
+        path.leave(now)
+        self.choice.on_left(path.path, now=now)
+
+    def witnesses(self, path: SendPath) -> list[SendPath]:
+        """Paths to ask as well when this one is silent: two living ones in turn at first, twice as many each time after, and from
+        the second time on those that were left: where all living ones are silent, one of them may have come back."""
+        others = [other for other in self.living if other is not path]
+        most = min(len(others), 1 << min(path.probes, 6))
+        self._turn += most
+        asked = [others[(self._turn + step) % len(others)] for step in range(most)]
+        if path.probes > 1:
+            asked += [other for other in self._used if other.proved and not other.alive]
+        return asked
+
+    def _revive(self, path: SendPath, now: float) -> None:
+        path.take_back(now)
+        self.choice.on_back(path.path, now=now)
+        if path in self._used:
+            self.living.append(path)
+            self.living.sort(key=lambda other: other.path)
