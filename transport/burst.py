@@ -116,7 +116,7 @@ class BurstBuffer:
 
     def __init__(self) -> None:
         self.data: Bytes = libc.aligned(MAX_DATAGRAM_BYTES + HEADER_BYTES)
-        self.control: Bytes = libc.aligned(libc.PAGE_BYTES)
+        self.control: Bytes = libc.aligned(MAX_DATAGRAM_BYTES)
         self.pointer: int = libc.address_of(self.data)
         self.control_pointer: int = libc.address_of(self.control)
         self._views: dict[tuple[int, int], tuple[Any, ...]] = {}
@@ -203,8 +203,8 @@ class BurstBuffer:
         self.data[at + _LENGTH_OFFSET + 1] = len(tail) & 0xFF
         return start + len(tail)
 
-    def fill_control(self, head: bytes, payload: bytes) -> int:
-        """Write one control datagram into ``control``; returns its bytes."""
-        stop = HEADER_BYTES + len(payload)
-        self.control.data[:stop] = head + payload
+    def fill_control(self, head: bytes, payload: bytes, at: int = 0) -> int:
+        """Write one control datagram, or one more record of a bundle, into ``control`` from ``at`` on; returns where it ends."""
+        stop = at + HEADER_BYTES + len(payload)
+        self.control.data[at:stop] = head + payload
         return stop

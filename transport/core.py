@@ -38,6 +38,8 @@ ACTIVE_S = 50e-3
 rounds that follow each other."""
 _HANDSHAKE = (Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE)
 _TYPES = frozenset(int(type_) for type_ in Type)
+_BUNDLED = _TYPES - {Type.DATA, *_HANDSHAKE}
+"""Types that may share a datagram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class Core:
             if peer != rank:
                 self.senders[peer] = PeerSender(
                     rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
-                    buffer=self._buffer, watermark=self.rounds.watermark, whole_to=whole_to,
+                    buffer=self._buffer, watermark=self.rounds.watermark,
+                    datagram_bytes=datagram_bytes, whole_to=whole_to,
                 )  # fmt: skip
                 self.receivers[peer] = PeerReceiver(
                     paths=config.paths,
@@ -183,7 +186,7 @@ class Core:
             receiver.check(message, now)
         if receiver.completed:
             self._after_receive(now)
-        if not message.closed and spec.nbytes > self.config.early_bytes // 8:
+        if not message.closed and (message.asked or spec.nbytes > self.config.early_bytes // 2):
             self._grant(peer, now, message)
         return message
 
@@ -311,7 +314,7 @@ class Core:
             or header[1] != Type.DATA
             or header[7] != self.session
             or header[15] != slab.size - HEADER_BYTES
-            or header[2] & ~(wire.ASK | wire.CLASS_MASK)
+            or header[2] & ~wire.FLAGS_MASK
             or (header[6], header[3]) not in self.handshake.proved
         ):
             return 0
@@ -343,21 +346,20 @@ class Core:
         if receiver is None:
             self.drops[Drop.RANK] += 1
             return 1
-        if header[15] != size - HEADER_BYTES:
-            self.drops[Drop.LENGTH] += 1
-            return 1
         type_ = header[1]
+        if header[15] != size - HEADER_BYTES:
+            if header[15] < size - HEADER_BYTES and type_ in _BUNDLED:
+                self._on_bundle(slab, at, size, now)
+            else:
+                self.drops[Drop.LENGTH] += 1
+            return 1
         if type_ in _HANDSHAKE:
             self._on_handshake(slab, at, now)
             return 1
         if (header[6], header[3]) not in self.handshake.proved:
             self.drops[Drop.NOT_CONNECTED] += 1
             return 1
-        if (
-            type_ not in _TYPES
-            or header[5] >= wire.BURST_DATAGRAMS
-            or header[2] & ~(wire.ASK | wire.CLASS_MASK)
-        ):
+        if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] & ~wire.FLAGS_MASK:
             self.drops[Drop.TYPE] += 1
             return 1
         receiver.heard_at = now
@@ -367,6 +369,20 @@ class Core:
             return receiver.on_data(slab, at, slab.count - at, header, now)
         self._on_control(receiver, slab, at, size, header, now)
         return 1
+
+    def _on_bundle(self, slab: Slab, at: int, size: int, now: float) -> None:
+        """Handle the records of a datagram that holds several control datagrams."""
+        start = slab.offset + at * slab.stride
+        stop, arrived = start + size, slab.arrival(at)
+        while start < stop:
+            length = stop - start
+            if length >= HEADER_BYTES:
+                length = min(length, HEADER_BYTES + wire.decode_header_from(slab.arena.data, start)[15])
+            record = Slab(
+                slab.arena, start, length, length, 1, length, slab.path, arrived, lambda _: slab.source(at)
+            )
+            self._on_group(record, 0, now)
+            start += length
 
     def _on_handshake(self, slab: Slab, at: int, now: float) -> None:
         datagram = slab.datagram(at)

@@ -21,7 +21,7 @@ class Incoming:
     """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
 
     __slots__ = (
-        "bound_at", "closed", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id", "last_useful",
+        "asked", "bound_at", "closed", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id", "last_useful",
         "may_miss", "on_chunks", "on_done", "opened", "opened_at", "per_chunk", "sink", "spec", "width",
     )  # fmt: skip
 
@@ -44,6 +44,7 @@ class Incoming:
         self.closed = False
         self.last_useful = now
         self.bound_at = float("inf")
+        self.asked = False  # the sender waits for a grant
         self.on_chunks: OnChunks | None = None
         self.on_done: Callable[[Received | Exception], None] | None = None
 

@@ -42,6 +42,8 @@ MAX_ANSWERS = 4
 MAX_TOMBSTONES = 8192
 """Ended messages of a peer whose FINAL can be repeated at once when something late comes. FINAL is repeated until it is
 acknowledged in any case, so the oldest may go: groups without watermarks (point to point) would keep all of them."""
+EARLY_SLACK_BYTES = 160 * 1024
+"""What a peer may send early beyond ``early_bytes``: a burst, so that a message that fits but for its end needs no grant."""
 MAX_MESSAGES = 4096
 """Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
 
@@ -249,6 +251,8 @@ class PeerReceiver:
             )  # it was stamped last
         nbytes = bursts * count * slab.size
         self._mark_bursts(slab, done + bursts - 1, header, seq, bursts, (1 << count) - 1, nbytes)
+        if header[2] & wire.LAST:
+            self._on_last(message_id, header, now)
         return bursts
 
     def _intact_bursts(
@@ -330,6 +334,8 @@ class PeerReceiver:
             accepted = self._accept(message_id, chunks, rows, now)
         if accepted:
             self._mark_bursts(slab, start, header, seq, 1, mask, count * size)
+            if header[2] & _FLAGS:
+                self._on_flags(message_id, header, mask, now)
 
     def _scattered(self, slab: Slab, start: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams of one burst that are not consecutive; returns how many were taken."""
@@ -352,7 +358,23 @@ class PeerReceiver:
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
         if self._accept(header[8], chunks, payloads, now):
             self._mark_bursts(slab, start, header, header[10], 1, mask, count * slab.size)
+            if header[2] & _FLAGS:
+                self._on_flags(header[8], header, mask, now)
         return count
+
+    def _on_flags(self, message_id: int, header: tuple[int, ...], mask: int, now: float) -> None:
+        """LAST counts once the burst's last datagram is here; ASK of a message that is not posted is answered when it is."""
+        if header[2] & wire.ASK:
+            message = self.messages.get(message_id)
+            if message is not None and message.sink is None:
+                message.asked = True
+        if header[2] & wire.LAST and mask.bit_length() == header[4]:
+            self._on_last(message_id, header, now)
+
+    def _on_last(self, message_id: int, header: tuple[int, ...], now: float) -> None:
+        """First transmissions are out: as END."""
+        if self._on_end(message_id, now):
+            self._on_question(self.paths[header[3]])
 
     def _accept(
         self,
@@ -434,7 +456,7 @@ class PeerReceiver:
     ) -> bool:
         cost = int(rows.size) + 64 * len(chunks)
         # An eighth above the pool's nominal size: duplicates of early chunks are held too until they can be told apart.
-        if self.early_bytes + cost > self.config.early_bytes * 1.125 + 65536:
+        if self.early_bytes + cost > self.config.early_bytes * 1.125 + EARLY_SLACK_BYTES:
             self._drops[Drop.EARLY_FULL] += len(chunks)
             return False
         message.early.append((chunks, rows.copy()))
@@ -662,3 +684,4 @@ class PeerReceiver:
 
 _U64 = np.dtype(np.uint64)
 _U8 = np.dtype(np.uint8)
+_FLAGS = wire.ASK | wire.LAST

@@ -28,6 +28,8 @@ from dblp.transport.wire import Type
 
 HEAVY_LOSS = 0.1
 """Loss share of a path above which END goes out twice behind a repair: it may be lost itself."""
+CLEAN_LOSS = 0.5
+"""Datagrams lost lately (a decaying count) below which a path is clean: the last burst says itself that it is the last."""
 PROBE_COPIES = 4
 """Most copies of a probe, and of the answer to one that was repeated."""
 
@@ -50,6 +52,7 @@ class PeerSender:
         config: TransportConfig,
         buffer: BurstBuffer,
         watermark: Callable[[int], int],
+        datagram_bytes: int,
         whole_to: Collection[str] = (),
     ) -> None:
         """``whole_to``: hosts to which bursts stay whole (``port.PortFacts.whole_bursts``)."""
@@ -69,6 +72,7 @@ class PeerSender:
         self._turn = 0
         self._tried_at = 0.0
         self._early_bytes = config.early_bytes
+        self._datagram_bytes = datagram_bytes
         self.bytes_sent = 0
         self.datagrams_sent = 0
 
@@ -101,6 +105,10 @@ class PeerSender:
         )
         out.wakes = self._wake
         allowed = min(max(self._early_bytes, 0) // spec.chunk_bytes, spec.chunks)
+        if allowed and spec.chunks - allowed <= out.per_burst:
+            allowed = (
+                spec.chunks
+            )  # up to a burst more than the pool: the receiver has room for it (EARLY_SLACK_BYTES)
         out.limit = allowed
         self._early_bytes -= allowed * spec.chunk_bytes
         out.granted = spec.chunks == 0
@@ -203,16 +211,15 @@ class PeerSender:
     def next_burst(self, now: float) -> Burst | Train | None:
         """The next burst or train that may leave now, or None. It counts as sent."""
         self._tried_at = now
-        while self.control:
-            control = self.control.popleft()
-            if not control.dropped:
-                return self._control_burst(control, now)
+        if self.control and (bundle := self._bundle(now)) is not None:
+            return bundle
         while self.active:
             message = self.active[0]
             if message.end_due:
                 end = Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.cls)
                 end.path = message.end_due.popleft()
-                return self._control_burst(end, now)
+                self.control.append(end)
+                return self._bundle(now)
             if not message.sendable():
                 self.active.popleft()
                 self._active_ids.discard(message.id)
@@ -326,48 +333,99 @@ class PeerSender:
         return train
 
     def _note_sent(self, message: Outgoing, path: SendPath, first_time: bool) -> None:
-        """After the last of what can leave, END asks at once what came: of large or bounded messages, and of repairs."""
+        """After the last of what can leave, END asks at once what came: of large or bounded messages, and of repairs. Where
+        nothing has been lost lately, the last burst has said so itself (``wire.LAST``)."""
         message.paths.add(path.path)
         if not first_time:
             if message.all_sent and not message.repairable:
                 message.end_due.extend([path.path] * (1 + (path.loss_share > HEAVY_LOSS)))
-        elif message.all_sent and (message.spec.chunks > message.per_burst or message.may_miss):
+        elif message.all_sent and self._ends(message) and not self._says_last(message, path):
             message.end_due.extend(sorted(message.paths))
 
+    @staticmethod
+    def _ends(message: Outgoing) -> bool:
+        """Worth an END: a message of one burst is answered by FINAL as soon."""
+        return message.spec.chunks > message.per_burst or message.may_miss > 0
+
+    @staticmethod
+    def _says_last(message: Outgoing, path: SendPath) -> bool:
+        """The burst that has just been taken off the message is its last, and may say so: if it is lost, only a timeout tells."""
+        return path.lost_lately < CLEAN_LOSS and message.paths <= {path.path}
+
     def _stamp(self, message: Outgoing, path: SendPath, count: int, seq: int, ask: bool, now: float) -> None:
-        cls = message.cls | wire.ASK if ask else message.cls
+        cls = message.cls | wire.ASK if ask or message.blocked() else message.cls
+        if (
+            message.all_sent
+            and not message.repairable
+            and self._ends(message)
+            and self._says_last(message, path)
+        ):
+            cls |= wire.LAST
         wire.stamp(message.head, cls, path.path, count, seq, now, self._watermark(message.id >> 48))
 
-    def _control_burst(self, control: Control, now: float) -> Burst:
-        if control.path is None:
-            path = self.paths[self._turn % len(self.paths)]
-            if len(self.paths) > 1:
-                self._turn += 1
-        else:
-            path = self.paths[control.path]
+    def _bundle(self, now: float) -> Burst | None:
+        """What waits in ``control`` for one path, as the records of one datagram. Copies of one thing never share a datagram:
+        they are there because datagrams are being lost."""
+        path: SendPath | None = None
+        cls, at = 3, 0
+        seen: set[tuple[int, int, int, bytes]] = set()
+        while self.control:
+            control = self.control[0]
+            if control.dropped:
+                self.control.popleft()
+                continue
+            key = (
+                control.type,
+                control.message,
+                control.cls,
+                control.payload if control.type is Type.FINAL else b"",
+            )
+            if path is None:
+                path = self._control_path(control)
+            elif (
+                key in seen
+                or (control.path is not None and control.path != path.path)
+                or at + HEADER_BYTES + len(control.payload) > self._datagram_bytes
+            ):
+                break
+            self.control.popleft()
+            seen.add(key)
+            cls = min(cls, control.cls)
+            at = self._put_control(control, path, at, now)
+        if path is None:
+            return None
+        self.datagrams_sent += 1
+        buffer = self._buffer
+        return Burst(buffer.control[:at], at, path.path, cls, path.address, buffer.control_pointer)
+
+    def _control_path(self, control: Control) -> SendPath:
+        if control.path is not None:
+            return self.paths[control.path]
+        path = self.paths[self._turn % len(self.paths)]
+        if len(self.paths) > 1:
+            self._turn += 1
+        return path
+
+    def _put_control(self, control: Control, path: SendPath, at: int, now: float) -> int:
+        """Write a record of a bundle at ``at``; returns where it ends."""
         space = path.spaces[control.cls]
         acknowledged = control.type is not Type.FEEDBACK
         if not acknowledged:
             path.feedback_seq += 1
         seq = space.next_seq if acknowledged else path.feedback_seq
-        buffer = self._buffer
-        nbytes = buffer.fill_control(
-            wire.encode_fields(
-                wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message,
-                control.chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0,
-                len(control.payload),
-            ),
-            control.payload,
+        head = wire.encode_fields(
+            wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message,
+            control.chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0,
+            len(control.payload),
         )  # fmt: skip
+        stop = self._buffer.fill_control(head, control.payload, at)
+        nbytes = stop - at
         if acknowledged:
-            flight = Flight(seq, 1, nbytes, now, None, 0, None, control, path.charge(nbytes, 1))
-            self._launch(flight, path, space, now)
+            cost = nbytes if at else path.charge(nbytes, 1)
+            self._launch(Flight(seq, 1, nbytes, now, None, 0, None, control, cost), path, space, now)
         else:
             self.bytes_sent += nbytes
-            self.datagrams_sent += 1
-        return Burst(
-            buffer.control[:nbytes], nbytes, path.path, control.cls, path.address, buffer.control_pointer
-        )
+        return stop
 
     def _launch(self, flight: Flight, path: SendPath, space: SendSpace, now: float) -> None:
         space.next_seq += flight.bursts
@@ -375,7 +433,8 @@ class PeerSender:
         path.inflight_bytes += flight.nbytes
         path.inflight_cost += flight.cost
         self.bytes_sent += flight.nbytes
-        self.datagrams_sent += flight.count * flight.bursts
+        if flight.control is None:
+            self.datagrams_sent += flight.count * flight.bursts
         if path.probe_at == float("inf"):
             path.arm_probe(now)
         pace = path.congestion.pacing_bps()
@@ -449,6 +508,8 @@ class PeerSender:
                 self._on_acked(flight, got)
             if flight.unacked:
                 kept.append(flight)
+                if got and not flights:
+                    self._ask_behind(flight, path)
             else:
                 path.inflight_bytes -= flight.nbytes
                 path.inflight_cost -= flight.cost
@@ -460,6 +521,13 @@ class PeerSender:
         if space.lost:
             self._notice_late(path, space, report, now)
         return newest is not None
+
+    def _ask_behind(self, flight: Flight, path: SendPath) -> None:
+        """A part of the last burst in flight has come: the rest is late or lost, and nothing behind it will tell which."""
+        message = flight.message
+        if message is not None and not message.done and message.all_sent and not message.end_due:
+            message.end_due.append(path.path)
+            self._wake(message)
 
     def _on_acked(self, flight: Flight, got: int) -> None:
         flight.unacked ^= got

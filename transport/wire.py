@@ -43,7 +43,8 @@ HEADER_FIELDS = (
     Field(
         "cls",
         "B",
-        "class in bits 0 and 1, 0 critical .. 3 lost first; bit 7 (`ASK`): feedback is wanted at once",
+        "class in bits 0 and 1, 0 critical .. 3 lost first; bit 6 (`LAST`): first transmissions of the message are "
+        "out, as END says; bit 7 (`ASK`): feedback is wanted at once",
     ),
     Field("path", "B", "path: the index of the local port at both ends"),
     Field("count", "B", "datagrams in this burst, 1..64"),
@@ -87,6 +88,10 @@ CLASS_MASK = 0x03
 """Bits of ``cls`` that hold the class."""
 ASK = 0x80
 """Bit of ``cls``: the sender's window is full or it has nothing more to send, so feedback is wanted at once."""
+LAST = 0x40
+"""Bit of ``cls``: with this burst the first transmissions of the message are out; spares END where nothing is being lost."""
+FLAGS_MASK = ASK | LAST | CLASS_MASK
+"""Bits of ``cls`` that have a meaning."""
 BURST_DATAGRAMS = 64
 """Most datagrams in a burst: bits of an acknowledgement mask, and the kernel's UDP_MAX_SEGMENTS before 6.9."""
 MASK_WINDOW = 128

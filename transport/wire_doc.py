@@ -29,6 +29,9 @@ a burst over a window of {wire.MASK_WINDOW} bursts, so that any feedback makes u
 Everything but FEEDBACK and the handshake is acknowledged so. Lost OPEN, FINAL and ABORT are sent again, with a new packet
 number.
 
+A datagram of any type but DATA and the handshake may be a bundle: after the payload of its first record, as long as `length`
+says, the next record follows with its own header and packet number, up to the datagram's end.
+
 The first byte is the version in all versions, and `type`, `rank` and `session` keep their places. A datagram of another session
 is dropped; one of our session and another version ends the handshake with an error on both sides.
 

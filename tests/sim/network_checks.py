@@ -13,17 +13,16 @@ import numpy as np
 from dblp.collectives.algorithms.grid import chunk_bytes, cut
 from dblp.errors import RemoteError
 from dblp.transport.policy import Stop
+from dblp.transport.receiver import EARLY_SLACK_BYTES
 from tests.sim.random_networks import EARLY_BYTES, Outcome, Plan
 
 GRACE_S = 2.0
 """After its timeout a rank still tells the others why."""
-EARLY_MARGIN = 65_536
-"""Duplicates of early chunks are held beside the pool until they can be told apart."""
 
 
 def check(plan: Plan, outcome: Outcome) -> None:
     """All that holds whether or not a host fails."""
-    assert outcome.early_bytes <= EARLY_BYTES * 1.125 + EARLY_MARGIN, "C8"
+    assert outcome.early_bytes <= EARLY_BYTES * 1.125 + EARLY_SLACK_BYTES, "C8"
     assert not outcome.lost["oversize"], "no datagram may exceed what the group agreed on"
     for rank, results in outcome.results.items():
         assert len(results) == plan.rounds or rank in outcome.errors, (

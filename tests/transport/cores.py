@@ -15,7 +15,7 @@ import numpy as np
 
 from dblp.transport import wire
 from dblp.transport.burst import Train
-from dblp.transport.config import TransportConfig
+from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.core import Core
 from dblp.transport.message import MessageSpec, Received, Sent, message_id
 from dblp.transport.port import Address, Burst, PortFacts, Slab
@@ -62,7 +62,17 @@ def split(burst: Burst | Train) -> list[bytes]:
     if isinstance(burst, Train):
         return [datagram for index in range(burst.bursts) for datagram in split(burst.burst(index))]
     data = burst.data.tobytes()
-    return [data[at : at + burst.segment] for at in range(0, len(data), burst.segment)]
+    datagrams = [data[at : at + burst.segment] for at in range(0, len(data), burst.segment)]
+    return [record for datagram in datagrams for record in records(datagram)]
+
+
+def records(datagram: bytes) -> list[bytes]:
+    """The records of a bundle; any other datagram as it is."""
+    header = wire.decode_header(datagram)
+    stop = HEADER_BYTES + header.length
+    if header.type == wire.Type.DATA or stop >= len(datagram):
+        return [datagram]
+    return [datagram[:stop], *records(datagram[stop:])]
 
 
 def deliver_all(header: wire.Header, datagram: bytes, target: int) -> Sequence[tuple[float, bytes]]:

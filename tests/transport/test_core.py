@@ -12,7 +12,7 @@ from dblp.transport import wire
 from dblp.transport.config import TransportConfig
 from dblp.transport.message import message_id
 from dblp.transport.policy import Stop
-from dblp.transport.receiver import MAX_TOMBSTONES, Drop
+from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_TOMBSTONES, Drop
 from dblp.transport.rounds import ANY_ORDER_BIT
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, LATENCY_S, Cores, numbers, spec_of
@@ -53,7 +53,7 @@ def test_a_message_may_begin_before_its_receive_is_posted(post_at):
     cores.send(0, 1, data)
     cores.run(until=1.0 + post_at)
     held = cores.cores[1].receivers[0].early_bytes
-    assert held <= cores.cores[1].config.early_bytes * 1.125 + 65_536
+    assert held <= cores.cores[1].config.early_bytes * 1.125 + EARLY_SLACK_BYTES
     cores.begin(0, 1)
     sink = cores.receive(1, 0, data)
     assert cores.cores[1].receivers[0].early_bytes == 0

@@ -38,6 +38,7 @@ class Bench:
             config=TransportConfig(congestion=congestion, paths=paths),
             buffer=BurstBuffer(),
             watermark=lambda group: self.ended,
+            datagram_bytes=1464,
         )
         self.sender._early_bytes = early
         self.feedbacks = 0
@@ -117,13 +118,53 @@ def warm(bench: Bench) -> None:
 # --- what leaves
 
 
-def test_open_leaves_before_the_chunks_and_end_after_them():
+def test_open_leaves_before_the_chunks_and_the_last_burst_says_that_it_is_the_last():
     bench = Bench()
     bench.send(numbers(100.5))
     headers = bench.leave()
     assert headers[0].type == Type.OPEN
-    assert headers[-1].type == Type.END
     assert [header.chunk for header in data_of(headers)] == list(range(101))
+    assert all(bool(h.cls & wire.LAST) == (h.burst == headers[-1].burst) for h in data_of(headers))
+    assert headers[-1].type == Type.DATA
+
+
+def test_where_datagrams_are_lost_end_follows_the_last_burst():
+    bench = Bench()
+    bench.path.lost_lately = 3.0
+    bench.send(numbers(100.5))
+    headers = bench.leave()
+    assert headers[-1].type == Type.END
+    assert not any(header.cls & wire.LAST for header in headers)
+
+
+def test_a_last_burst_of_which_only_a_part_came_is_asked_for():
+    bench = Bench()
+    bench.send(numbers(100.5))
+    headers = data_of(bench.leave())
+    bench.now += RTT_S
+    bench.feedback(*[h for h in headers if h.chunk != 99])
+    assert [header.type for header in bench.leave()] == [Type.END]
+
+
+def test_controls_share_a_datagram_but_copies_do_not():
+    bench = Bench()
+    for number in (1, 2, 2, 3):
+        bench.sender.queue_control(Control(Type.PING, number))
+    bursts = []
+    while (burst := bench.sender.next_burst(bench.now)) is not None:
+        bursts.append([wire.decode_header(record).message for record in split(burst)])
+    assert bursts == [[1, 2], [2, 3]]
+    assert bench.sender.datagrams_sent == 2
+
+
+def test_a_bundle_is_no_longer_than_a_datagram():
+    bench = Bench()
+    for number in range(100):
+        bench.sender.queue_control(Control(Type.OPEN, number, bytes(75)))
+    sizes = []
+    while (burst := bench.sender.next_burst(bench.now)) is not None:
+        sizes.append(len(burst.data))
+    assert sum(sizes) == 100 * 123 and max(sizes) <= 1464 and len(sizes) == 10
 
 
 def test_chunks_leave_as_they_are_offered():
@@ -217,15 +258,18 @@ def test_the_early_pool_is_shared_and_comes_back():
     bench = Bench(early=10 * CHUNK)
     first = bench.send(numbers(8), step=0)
     second = bench.send(numbers(8), step=1)
-    assert (first.limit, second.limit) == (8, 2)
+    assert (first.limit, second.limit) == (8, 8), "a message that fits but for its end leaves whole"
+    third = bench.send(numbers(100), step=2)
+    assert third.limit == 0
     bench.feedback(grants=[(first.id, 8)])
-    assert bench.send(numbers(20), step=2).limit == 8
+    assert bench.send(numbers(100), step=3).limit == 2
 
 
 def test_a_blocked_sender_asks_for_a_lost_grant():
     bench = Bench(early=CHUNK)
-    out = bench.send(numbers(10))
+    out = bench.send(numbers(100))
     headers = bench.leave()
+    assert data_of(headers)[-1].cls & wire.ASK, "the last that may leave asks for a grant"
     bench.now += RTT_S
     bench.feedback(*headers)
     assert bench.sender.next_timeout() == float("inf")
@@ -584,6 +628,7 @@ def test_pacing_spreads_bursts_of_a_fixed_rate():
         config=TransportConfig(congestion="fixed", rate_bps=8e6),
         buffer=BurstBuffer(),
         watermark=lambda group: 0,
+        datagram_bytes=1464,
     )
     spec = MessageSpec(nbytes=200 * CHUNK, chunk_bytes=CHUNK)
     sender.send(0, spec, np.zeros(200 * CHUNK, np.uint8), b"", 0.0, offered=True)
