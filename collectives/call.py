@@ -12,7 +12,7 @@ from dblp.collectives.reduction import DType, Op, dtype_name, op_name
 from dblp.transport.policy import Policy
 
 _LAYOUT = struct.Struct("!BBBBiQfQ")
-"""collective, operation, dtype, algorithm, root, elements, budget, digest of the sizes: 28 bytes."""
+"""collective, operation, dtype, algorithm, root, elements, budget, digest of sizes or options: 28 bytes."""
 _NONE = 255
 """Code of an operation, dtype or algorithm that the call does not have."""
 
@@ -54,6 +54,7 @@ class Call:
     root: int = -1
     """Rank in the group, -1 without a root."""
     algorithm: str = "direct"
+    """Name of the algorithm, with its options."""
     reason: str = "the only one for this collective"
     policy: Policy = field(default_factory=Policy)
     sizes: int = 0
@@ -66,15 +67,16 @@ class Call:
 
     def signature(self) -> bytes:
         """What must be equal on all ranks, 28 bytes."""
+        name, _, options = self.algorithm.partition("(")
         return _LAYOUT.pack(
             self.collective,
             _NONE if self.op is None else self.op,
             _NONE if self.dtype is None else self.dtype.code,
-            ALGORITHM_CODES.get(self.algorithm, _NONE),
+            ALGORITHM_CODES.get(name, _NONE),
             self.root,
             self.count,
             self.policy.budget,
-            self.sizes,
+            digest(options) if options else self.sizes,
         )
 
 
@@ -96,11 +98,16 @@ def describe(signature: bytes) -> str:
     if budget:
         words.append(f"with a budget of {budget:.6g}")
     if sizes:
-        words.append(f"with parts of unequal sizes (digest {sizes:016x})")
+        what = "options of its own" if collective == Collective.ALL_REDUCE else "parts of unequal sizes"
+        words.append(f"with {what} (digest {sizes:016x})")
     return " ".join(words)
 
 
 def digest_sizes(sizes: Iterable[int]) -> int:
     """A 64-bit digest of sizes, never 0."""
-    text = ",".join(str(size) for size in sizes).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") or 1
+    return digest(",".join(str(size) for size in sizes))
+
+
+def digest(text: str) -> int:
+    """A 64-bit digest of a text, never 0."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") or 1

@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dblp.collectives.algorithms import ALL_REDUCE, choose
+from dblp.collectives.algorithms import algorithm_of, choose
 from dblp.collectives.algorithms.exchange import post_broadcast, post_call, post_exchange
 from dblp.collectives.algorithms.grid import chunk_bytes
+from dblp.collectives.algorithms.incast import Incast
 from dblp.collectives.algorithms.reduce_leg import post_reduce_leg
 from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, private
 from dblp.collectives.call import Call, Collective, digest_sizes
@@ -62,6 +63,7 @@ class Group:
         self._failure: BaseException | None = None
         self._closed = False
         self._pool = StagePool()
+        self._incast = Incast(len(self._ranks) - 1)
         self._mailbox = Mailbox(endpoint, self._ranks, group_id, self._poison)
 
     @property
@@ -105,7 +107,8 @@ class Group:
         """Reduce ``array`` over all ranks, in place; every rank ends with the same bits.
 
         ``policy`` may allow a floating sum or average to lose chunks on the way to their reduction; ``algorithm``
-        is ``auto``, ``direct``, ``ring`` or ``flat``; ``dtype="bfloat16"`` names what uint16 arrays hold.
+        is ``auto`` or one of ``algorithms.ALL_REDUCE``, with its options (``"ps(servers=0+1,serve_only)"``);
+        ``dtype="bfloat16"`` names what uint16 arrays hold.
         Raises ConfigError and UnsupportedError in the call; the task raises MismatchError, DeadlineError, PeerError.
         """
         buffer = Buffer(array, "array", output=True)
@@ -127,7 +130,7 @@ class Group:
             if self.world_size == 1:
                 reducer.finish(flat)
             else:
-                ALL_REDUCE[name](round_, flat, reducer, call.policy)
+                algorithm_of(name)(round_, flat, reducer, call.policy)
 
         return self._start(call, flat.nbytes, timeout_s, post, buffer.restore)
 
@@ -382,7 +385,7 @@ class Group:
         self._check_open()
         timeout_s = self._timeout(timeout_s)
         number, self._next_round = self._next_round, self._next_round + 1
-        round_ = Round(self._endpoint, self._ranks, self._id, number, call, timeout_s, self._pool)
+        round_ = Round(self._endpoint, self._ranks, self._id, number, call, timeout_s, self._pool, self._incast)
         try:
             post(round_)
         except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from dblp.transport.message import (
     round_of,
 )
 from dblp.transport.port import Bytes
+
+if TYPE_CHECKING:
+    from dblp.collectives.algorithms.incast import Incast
 
 OnDone = Callable[[Received], None]
 """``on_done(received)``: a receive has ended well; its holes are known."""
@@ -80,11 +83,14 @@ class Round:
         call: Call,
         timeout_s: float,
         pool: StagePool,
+        incast: Incast | None = None,
     ) -> None:
+        """``incast``: the group's memory of how many peers may send to this rank at once."""
         self.endpoint = endpoint
         self.call = call
         self.number = number
         self.pool = pool
+        self.incast = incast
         self.rank = ranks.index(endpoint.rank)
         self.world_size = len(ranks)
         self.title = f"{call.label}, round {number} of group {group}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms import direct, flat, halving_doubling, hierarchical, ring
+from dblp.collectives.algorithms import direct, flat, halving_doubling, hierarchical, ps, ring
+from dblp.collectives.algorithms.options import check_options, format_algorithm, parse_algorithm
 from dblp.collectives.reduction import DType, Reducer
 from dblp.collectives.round import Round
 from dblp.errors import ConfigError, UnsupportedError
-from dblp.transport.policy import Policy
+from dblp.transport.policy import Fill, Policy, Short
 from dblp.units import format_bytes
 
 FLAT_BYTES = 16 * 1024
@@ -35,10 +37,13 @@ ALL_REDUCE: dict[str, Algorithm] = {
     "flat": flat.post,
     "halving_doubling": halving_doubling.post,
     "hierarchical": hierarchical.post,
+    "ps": ps.post,
 }
 """Algorithms of all-reduce by name."""
-BOUNDED = frozenset({"direct", "ring", "halving_doubling", "hierarchical"})
+BOUNDED = frozenset({"direct", "ring", "halving_doubling", "hierarchical", "ps"})
 """Those that can lose chunks within a budget."""
+FLOWS = BOUNDED - {"direct"}
+"""Those of them that are flows: what they can't do under a bound, ``direct`` can."""
 
 
 def choose(algorithm: str, nbytes: int, world_size: int, dtype: DType, policy: Policy) -> tuple[str, str]:
@@ -47,18 +52,15 @@ def choose(algorithm: str, nbytes: int, world_size: int, dtype: DType, policy: P
     Every rank comes to the same answer from what all ranks share. Raises ConfigError for an unknown name,
     UnsupportedError for an exact-only algorithm with a lossy policy.
     """
+    chosen = "the caller's choice"
+    if algorithm == "auto":
+        algorithm, chosen = policy.algorithm, "the policy's choice"
     if algorithm != "auto":
-        if algorithm not in ALL_REDUCE:
-            names = ", ".join(repr(name) for name in ("auto", *ALL_REDUCE))
-            raise ConfigError(f"algorithm={algorithm!r}: not an all-reduce; use one of {names}")
-        if policy.lossy and algorithm not in BOUNDED:
-            raise UnsupportedError(
-                f"algorithm={algorithm!r} is exact only; a budget of {policy.budget:g} needs 'direct'"
-            )
+        algorithm = _check(algorithm, world_size, policy)
     if nbytes == 0:  # its empty messages tell a rank that has more
         return "flat", "nothing to reduce"
     if algorithm != "auto":
-        return algorithm, "the caller's choice"
+        return algorithm, chosen
     if policy.lossy:
         return "direct", "one hop a contribution, so the budget holds end to end"
     if nbytes <= FLAT_BYTES:
@@ -68,3 +70,29 @@ def choose(algorithm: str, nbytes: int, world_size: int, dtype: DType, policy: P
     if not dtype.half and world_size > 2 and nbytes >= RING_BYTES:
         return "ring", f"{format_bytes(RING_BYTES)} or more on more than 2 ranks"
     return "direct", f"above {format_bytes(FLAT_BYTES)}"
+
+
+def algorithm_of(name: str) -> Algorithm:
+    """What ``choose`` has chosen, its options bound."""
+    base, options = parse_algorithm(name)
+    return functools.partial(ALL_REDUCE[base], **options) if options else ALL_REDUCE[base]
+
+
+def _check(algorithm: str, world_size: int, policy: Policy) -> str:
+    """A named algorithm in the form that all ranks compare; raises what ``choose`` raises."""
+    name, options = parse_algorithm(algorithm)
+    if name not in ALL_REDUCE:
+        names = ", ".join(repr(name) for name in ("auto", *ALL_REDUCE))
+        raise ConfigError(f"algorithm={algorithm!r}: not an all-reduce; use one of {names}")
+    check_options(name, options, world_size)
+    if policy.lossy and name not in BOUNDED:
+        raise UnsupportedError(
+            f"algorithm={algorithm!r} is exact only; a budget of {policy.budget:g} needs 'direct'"
+        )
+    if policy.lossy and name in FLOWS:
+        for field, value, usual in (("fill", policy.fill, Fill.ZERO), ("short", policy.short, Short.REPAIR)):
+            if value is not usual:
+                raise UnsupportedError(
+                    f"algorithm={algorithm!r} with {field}={value.value!r}: only {usual.value!r} is known there; use 'direct'"
+                )
+    return format_algorithm(name, options)

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.flow import Flow, Keep, Span
+from dblp.collectives.algorithms.flow import Flow
+from dblp.collectives.algorithms.hops import Keep, Span
 from dblp.collectives.algorithms.union import schedule
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round

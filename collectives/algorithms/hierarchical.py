@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.flow import Flow, Keep
+from dblp.collectives.algorithms.flow import Flow
+from dblp.collectives.algorithms.hops import Keep
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round
 from dblp.errors import ConfigError

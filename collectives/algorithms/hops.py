@@ -1,0 +1,300 @@
+"""Hops of a flow: sends, and the receives that add or copy; each keeps its chunks to the order of the program (see ``flow``)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.collectives.algorithms.grid import runs
+from dblp.collectives.algorithms.sinks import whole_rows, words
+from dblp.transport.interface import Sending
+from dblp.transport.message import MessageSpec, Received, Sent
+
+if TYPE_CHECKING:
+    from dblp.collectives.algorithms.flow import Flow
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A range of chunks of the buffer's grid."""
+
+    low: int
+    high: int
+
+    @property
+    def chunks(self) -> int:
+        """How many."""
+        return self.high - self.low
+
+    def cut(self, parts: int) -> list[Span]:
+        """``parts`` spans whose sizes differ by at most one chunk; the last ones are empty where there are too few."""
+        each, more = divmod(self.chunks, parts)
+        borders = [self.low + index * each + min(index, more) for index in range(parts + 1)]
+        return [Span(low, high) for low, high in itertools.pairwise(borders)]
+
+
+class Keep(Protocol):
+    """Told what this rank holds and no other rank has counted."""
+
+    def __call__(self, first: int, values: Array, *, divided: bool) -> None:
+        """``values`` (1-D, valid during the call) of the elements from ``first`` on are not in the result; ``divided``: they are
+        an average already."""
+
+
+class Follower(Protocol):
+    def ready(self, low: int, high: int) -> None: ...
+
+
+class Node:
+    """Something that gets done with its chunks, and tells those that wait for it."""
+
+    def __init__(self, flow: Flow, span: Span) -> None:
+        self.flow = flow
+        self.span = span
+        self.followers: list[tuple[int, int, Follower]] = []
+
+    def done(self, low: int, high: int) -> None:
+        for first, end, follower in self.followers:
+            first, end = max(first, low), min(end, high)
+            if first < end:
+                follower.ready(first, end)
+
+
+class Outlet(Node):
+    """A send. In the reduce leg of a lossy round it is done with a chunk when that was offered and FINAL has come."""
+
+    def __init__(self, flow: Flow, span: Span, peer: int, step: int, spec: MessageSpec, waits: bool) -> None:
+        super().__init__(flow, span)
+        self.peer = peer
+        self.step = step
+        self.spec = spec
+        self.waits = waits
+        self.tells = False
+        self.tell: Callable[[int, int], None] | None = None
+        self._offered: Bools | None = None
+        self._missing: Bools | None = None
+        self._final = False
+        self._sending: Sending | None = None
+
+    def post(self) -> None:
+        flow = self.flow
+        data = flow.elements(self.span)
+        self._sending = flow.round.send(
+            self.peer, self.step, data, self.spec, offered=not self.waits, confirmed=self.tells
+        )
+        if self.tells:
+            self._offered = np.full(self.span.chunks, not self.waits)
+            self._sending.done.add_done_callback(self._on_final)
+
+    def ready(self, low: int, high: int) -> None:
+        assert self._sending is not None
+        self._sending.offer(low - self.span.low, high - low)
+        if self._offered is not None:
+            self._offered[low - self.span.low : high - self.span.low] = True
+            if self._final:
+                self._settle(low, high)
+
+    def _on_final(self, done: asyncio.Future[Sent]) -> None:
+        if done.cancelled() or done.exception() is not None or self.flow.round.ended:
+            return
+        self.flow.guard(self._finalise, done.result())
+
+    def _finalise(self, sent: Sent) -> None:
+        assert self._offered is not None and self._sending is not None
+        self._final = True
+        if self.tell is not None:
+            self.tell(*self._sending.counts)
+        if len(sent.missing):
+            self._missing = np.zeros(self.span.chunks, np.bool_)
+            self._missing[sent.missing] = True
+        for low, high in true_runs(self._offered, self.span.low):
+            self._settle(low, high)
+
+    def _settle(self, low: int, high: int) -> None:
+        if self._missing is not None:
+            base = self.span.low
+            for first, end in true_runs(self._missing[low - base : high - base], low):
+                self.flow.keep_span(Span(first, end), divided=False)
+        self.done(low, high)
+
+
+class Stage(Node):
+    """A receive: ``Add`` or ``Copy``. It is its message's sink."""
+
+    def __init__(self, flow: Flow, span: Span, peer: int, step: int, spec: MessageSpec) -> None:
+        super().__init__(flow, span)
+        self.peer = peer
+        self.step = step
+        self.spec = spec
+        self.target = flow.elements(span)
+        self.dtype: np.dtype[Any] = self.target.dtype
+        self.waiting = 0  # chunks whose turn has not come
+        self._ready: Bools | None = None
+        self._staged: Bools | None = None
+        self._holes: Bools | None = None
+        self._stage: Array | None = None
+        self.lay_out(flow.chunk)
+
+    def lay_out(self, chunk: int) -> None:
+        self.per_chunk = chunk // self.dtype.itemsize
+
+    def wait(self, low: int, high: int) -> None:
+        """Chunks low..high must not be touched before ``ready`` of them."""
+        if self._ready is None:
+            self._ready = np.ones(self.span.chunks, np.bool_)
+        self._ready[low - self.span.low : high - self.span.low] = False
+        self.waiting += high - low
+
+    # --- the sink: chunk indices here are those of the message
+
+    def place(self, first: int, rows: Array) -> None:
+        count = rows.shape[0] if rows.ndim == 2 else rows.shape[0] * rows.shape[1]
+        if self.waiting and not self._ready[first : first + count].all():  # type: ignore[index]
+            stage, staged = self._take_stage()
+            start = first * self.per_chunk
+            stage[start : start + rows.size].reshape(rows.shape)[...] = rows
+            staged[first : first + count] = True
+        else:
+            start = first * self.per_chunk
+            self.apply(self.target[start : start + rows.size].reshape(rows.shape), rows)
+
+    def scatter(self, chunks: npt.NDArray[np.uint32], rows: Array) -> None:
+        """``place`` for whole chunks in any order."""
+        if self.waiting and not self._ready[chunks].all():  # type: ignore[index]
+            stage, staged = self._take_stage()
+            whole_rows(stage, self.per_chunk)[chunks] = rows
+            staged[chunks] = True
+        else:
+            whole = whole_rows(self.target, self.per_chunk)
+            target = whole[chunks]
+            self.apply(target, rows)
+            whole[chunks] = target
+
+    def on_chunks(self, first: int, count: int) -> None:
+        if self._staged is None:
+            self._done(first, first + count)
+            return
+        for low, high in true_runs(~self._staged[first : first + count], first):
+            self._done(low, high)
+        self._settle(first, first + count)
+
+    def on_done(self, received: Received) -> None:
+        self.flow.ended(self, received)
+        if len(received.missing):
+            _, staged = self._take_stage()
+            self._holes = np.zeros(self.span.chunks, np.bool_)
+            self._holes[received.missing] = True
+            staged[received.missing] = True
+            for first, count in runs(received.missing):
+                self._settle(first, first + count)
+
+    def ready(self, low: int, high: int) -> None:
+        assert self._ready is not None
+        low, high = low - self.span.low, high - self.span.low
+        self._ready[low:high] = True
+        self.waiting -= high - low
+        if self._staged is not None:
+            self._settle(low, high)
+
+    def _settle(self, low: int, high: int) -> None:
+        """Apply what is both staged and ready of these chunks."""
+        assert self._staged is not None and self._stage is not None
+        due = self._staged[low:high]
+        if self.waiting:
+            assert self._ready is not None
+            due = due & self._ready[low:high]
+        for first, end in true_runs(due, low):
+            self._staged[first:end] = False
+            if self._holes is None:
+                self._apply_staged(first, end)
+            else:
+                self._apply_with_holes(first, end, self._holes)
+            self._done(first, end)
+
+    def _done(self, low: int, high: int) -> None:
+        self.done(low + self.span.low, high + self.span.low)
+        self.flow.count(high - low)
+
+    def _apply_with_holes(self, low: int, high: int, holes: Bools) -> None:
+        for first, end in true_runs(~holes[low:high], low):
+            self._apply_staged(first, end)
+        for first, end in true_runs(holes[low:high], low):
+            self.skip(first, end)
+
+    def _apply_staged(self, low: int, high: int) -> None:
+        assert self._stage is not None
+        self.apply(self._part(self.target, low, high), self._part(self._stage, low, high))
+
+    def _part(self, array: Array, low: int, high: int) -> Array:
+        return array[low * self.per_chunk : high * self.per_chunk]
+
+    def _take_stage(self) -> tuple[Array, Bools]:
+        if self._stage is None or self._staged is None:
+            self._stage = self.flow.round.stage(self.target.nbytes).view(self.dtype)
+            self._staged = np.zeros(self.span.chunks, np.bool_)
+        return self._stage, self._staged
+
+    def apply(self, target: Array, rows: Array) -> None:
+        """Bring rows to their place; equal shapes."""
+        raise NotImplementedError
+
+    def skip(self, low: int, high: int) -> None:
+        """These chunks are holes."""
+        raise NotImplementedError
+
+
+class Add(Stage):
+    """Adds what a peer sends. ``final``: nothing more is added, so averages are divided here. ``fresh``: the first
+    contribution, which replaces what stands there."""
+
+    def __init__(self, *place: Any, final: bool, fresh: bool) -> None:
+        super().__init__(*place)
+        self.final = final
+        self._fresh = fresh
+
+    def apply(self, target: Array, rows: Array) -> None:
+        if self._fresh:
+            target[...] = rows
+            if self.final:
+                self.flow.reducer.finish(target)
+        else:
+            self.flow.reducer.accumulate(target, rows, final=self.final)
+
+    def skip(self, low: int, high: int) -> None:
+        target = self._part(self.target, low, high)
+        if self._fresh:
+            target[...] = 0
+        elif self.final:
+            self.flow.reducer.finish(target)
+
+
+class Copy(Stage):
+    """Takes over a peer's result."""
+
+    def lay_out(self, chunk: int) -> None:
+        self.target = words(self.target, self.target.nbytes)
+        self.dtype = self.target.dtype
+        super().lay_out(chunk)
+
+    def apply(self, target: Array, rows: Array) -> None:
+        target[...] = rows
+
+    def skip(self, low: int, high: int) -> None:
+        self._part(self.target, low, high)[...] = 0
+        self.flow.holes[low + self.span.low : high + self.span.low] = True
+
+
+def true_runs(flags: Bools, base: int) -> list[tuple[int, int]]:
+    """Runs of true flags as (low, high), counted from ``base``."""
+    return [
+        (base + first, base + first + count) for first, count in runs(np.flatnonzero(flags).astype(np.uint32))
+    ]
