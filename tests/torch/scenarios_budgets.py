@@ -9,6 +9,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from dblp import Bounded, Policy, TransportConfig, attach
@@ -257,7 +258,7 @@ def layouts(rank, world_size, folder):
     known = Layouts(model.module)
     seen = []
 
-    def hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         layout = known.of(bucket)
         buffer = bucket.buffer()
         for k, gradient in enumerate(bucket.gradients()):
@@ -269,7 +270,7 @@ def layouts(rank, world_size, folder):
         assert abs(sum(squares.values()) - square_norm(buffer)) <= 1e-3 * square_norm(buffer)
         assert known.of(bucket) is layout
         seen.append(layout)
-        future = torch.futures.Future()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(buffer)
         return future
 
