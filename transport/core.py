@@ -22,6 +22,7 @@ from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
 from dblp.transport.outgoing import Outgoing
+from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, Drop, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook
@@ -92,6 +93,7 @@ class Core:
         nonces = [rng.bytes(8) for _ in range(rank * config.paths)]
         self.handshake = Handshake(identity, peers, secret=rng.bytes(32), nonces=nonces, now=now)
         whole_to = {address.host for address in peers[rank]} if facts.whole_bursts else ()
+        choices = PathChoices(config, rank, rng)
         self.senders: dict[int, PeerSender] = {}
         self.receivers: dict[int, PeerReceiver] = {}
         for peer in range(world_size):
@@ -99,8 +101,9 @@ class Core:
                 self.senders[peer] = PeerSender(
                     rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
                     buffer=self._buffer, watermark=self.rounds.watermark,
-                    datagram_bytes=datagram_bytes, whole_to=whole_to,
+                    datagram_bytes=datagram_bytes, whole_to=whole_to, choice=choices.to(peer),
                 )  # fmt: skip
+                self.senders[peer].await_proof()
                 self.receivers[peer] = PeerReceiver(
                     paths=config.paths,
                     config=config,
@@ -280,16 +283,23 @@ class Core:
         """When ``on_timer`` has something to do."""
         at = self.handshake.next_timeout()
         for _, sender, receiver in self._pairs:
-            at = min(at, sender.next_timeout(), receiver.next_timeout())
+            if (due := sender.next_timeout()) < at:
+                at = due
+            if (due := receiver.next_timeout()) < at:
+                at = due
         return at
 
     def on_timer(self, *, now: float) -> None:
         """Timeouts, stop rules, retransmissions and feedback that are due."""
-        self._replies += self.handshake.hellos(now)
+        self._replies += self.handshake.on_timer(now)
         for _, sender, receiver in self._pairs:
             sender.on_timer(now)
             receiver.on_timer(now)
         self._after_receive(now)
+
+    def path_states(self, peer: int) -> list[PathState]:
+        """What is known of each path to a peer."""
+        return self.senders[peer].path_states()
 
     def events(self) -> list[Completed]:
         """What has completed since the last call."""
@@ -400,6 +410,7 @@ class Core:
             path = self.senders[header.rank].paths[header.path]
             path.address = self.handshake.addresses.pop(key)
             path.window_bytes = self.handshake.windows[header.rank]
+            self.senders[header.rank].on_proved(header.path, now)
 
     def _on_control(
         self, receiver: PeerReceiver, slab: Slab, at: int, size: int, header: tuple[int, ...], now: float
@@ -409,10 +420,10 @@ class Core:
         peer, type_ = header[6], header[1]
         if type_ == Type.FEEDBACK:
             feedback = wire.decode_feedback(payload)
-            if feedback is None:
+            if feedback is None or feedback.path >= self.config.paths:
                 self.drops[Drop.PAYLOAD] += 1
             else:
-                self.senders[peer].on_feedback(header[3], header[10], feedback, slab.arrival(at), now)
+                self.senders[peer].on_feedback(feedback.path, header[10], feedback, slab.arrival(at), now)
             return
         if not receiver.on_control(slab, at, header, payload, now):
             return
@@ -424,6 +435,12 @@ class Core:
                 self.drops[Drop.PAYLOAD] += 1
             else:
                 self.senders[peer].on_final(header[8], final, now)
+        elif type_ == Type.LEFT:
+            left = wire.decode_left(payload)
+            if left is None:
+                self.drops[Drop.PAYLOAD] += 1
+            else:
+                self.senders[peer].on_left(left, now)
         elif type_ == Type.ABORT:
             self._on_abort(peer, payload)
         elif type_ == Type.CLOSE:
@@ -546,8 +563,11 @@ class Core:
                 if path.unreported_bytes >= self._feedback_bytes or path.asked or path.due_at <= now:
                     grants, window = self._grants(receiver), self._window_bytes(now)
                     self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
-                    for payload in receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now):
-                        sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=index))
+                    payloads = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
+                    for at, payload in enumerate(payloads):
+                        # Copies are there because answers were lost: any path but this one may do better.
+                        way = None if payload in payloads[:at] else index
+                        sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=way, about=index))
 
     def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
         grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,10 @@ from dblp.transport.core import Core
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink
 from dblp.transport.outgoing import Outgoing
+from dblp.transport.paths import PathState
 from dblp.transport.port import Address, Burst, Bytes, Port, Slab
+
+logger = logging.getLogger(__name__)
 
 TRAINS_A_TURN = 2
 """Trains (or single bursts) sent before the loop looks at its sockets again: 4 MiB, about a millisecond of work, at most."""
@@ -149,6 +153,17 @@ class Endpoint:
             ) from None
         finally:
             self._connected = None
+        self._tell_unproved(peers)
+
+    def _tell_unproved(self, peers: Sequence[Sequence[Address]]) -> None:
+        """Say which paths the group starts without."""
+        for peer in sorted({peer for peer, _ in self.core.handshake.unproved()}):
+            lost = [state for state in self.core.path_states(peer) if not state.proved]
+            where = ", ".join(f"{s.path} ({s.address.host}:{s.address.port})" for s in lost)
+            logger.warning(
+                "rank %d: rank %d answers on %d of %d paths; without path %s until it answers there",
+                self.rank, peer, len(peers[peer]) - len(lost), len(peers[peer]), where,
+            )  # fmt: skip
 
     async def close(self, *, linger_s: float = 5.0) -> None:
         """Leave: what was sent goes on being repeated until it is acknowledged or ``linger_s`` has passed; then peers are
@@ -240,6 +255,10 @@ class Endpoint:
         """Seconds since anything authentic came from the peer."""
         return self._now() - max(self.core.receivers[peer].heard_at, self._started)
 
+    def path_states(self, peer: int) -> list[PathState]:
+        """What is known of each path to a peer: which are alive, their round trips, losses and bytes."""
+        return self.core.path_states(peer)
+
     def ping(self, peers: Collection[int]) -> None:
         """Ask the peers for a sign of life."""
         self.core.ping(list(peers))
@@ -330,7 +349,7 @@ class Endpoint:
         if self._connected is not None and not self._connected.done():
             if self.core.handshake.error is not None:
                 self._connected.set_exception(self.core.handshake.error)
-            elif not self.core.handshake.missing():
+            elif self.core.handshake.ready:
                 self._connected.set_result(None)
 
     def _arm(self) -> None:

@@ -84,7 +84,7 @@ class Flight:
 class Control:
     """A control datagram that waits to leave; ``reliable`` ones leave again when they are lost."""
 
-    __slots__ = ("chunks", "cls", "dropped", "message", "path", "payload", "reliable", "type")
+    __slots__ = ("about", "chunks", "cls", "dropped", "message", "path", "payload", "reliable", "type")
 
     def __init__(
         self,
@@ -95,14 +95,17 @@ class Control:
         chunks: int = 0,
         cls: int = 0,
         path: int | None = None,
+        about: int = 0,
     ) -> None:
+        """``path``: the one to take, None: any; ``about``: the path that a FEEDBACK speaks of."""
         self.type = type_
+        self.about = about
         self.message = message
         self.payload = payload
         self.chunks = chunks
         self.cls = cls
         self.path = path
-        self.reliable = type_ in (Type.OPEN, Type.FINAL, Type.ABORT)
+        self.reliable = type_ in (Type.OPEN, Type.FINAL, Type.ABORT, Type.LEFT)
         self.dropped = False
 
 

@@ -3,6 +3,9 @@
 The higher rank begins. The lower one answers a HELLO with a stateless cookie bound to the source address and the nonce, never
 longer than the HELLO, and holds state only for a HELLO that brings it back: addresses are proved both ways (RFC 9000, section 8,
 in spirit). Payloads are msgpack maps; unknown keys are ignored, another major version is an error on both sides.
+
+A path that is dead from the start must not hold up the group: ``GRACE_S`` after every peer has answered on one path, those
+that did on another are ``ready``. HELLOs go on, so that the path joins when it comes to life.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ COOKIE_BYTES = 16
 RETRY_S = 0.05
 """First distance between HELLOs; it doubles up to ``MAX_RETRY_S``."""
 MAX_RETRY_S = 0.5
+GRACE_S = 1.0
+"""Time that slower paths of a peer get: five HELLOs, of which one in twenty loses all to a loss of 20 % on each way."""
 MINOR_VERSION = 0
 KEYS = {
     "nonce": "HELLO, RETRY, WELCOME: 8 random bytes of the rank that began, on this path",
@@ -108,6 +113,8 @@ class Handshake:
         self.error: DblpError | None = None
         self.bad_cookies = 0
         self.ignored = 0
+        self._grace_at = float("inf")
+        self._grace_over = False
         self._secret = secret
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         for peer, paths in enumerate(addresses):
@@ -116,17 +123,36 @@ class Handshake:
                     self._attempts[peer, path] = _Attempt(address, nonces[len(self._attempts)], now)
 
     def missing(self) -> list[int]:
-        """Peers with a path that is not proved."""
-        wanted = self.identity
+        """Peers without a path that is proved."""
+        heard = {peer for peer, _ in self.proved}
         return [
             peer
-            for peer in range(wanted.world_size)
-            if peer != wanted.rank and any((peer, path) not in self.proved for path in range(wanted.paths))
+            for peer in range(self.identity.world_size)
+            if peer != self.identity.rank and peer not in heard
         ]
 
+    def unproved(self) -> list[tuple[int, int]]:
+        """(peer, path) of the paths that are not proved."""
+        every = (
+            (peer, path) for peer in range(self.identity.world_size) for path in range(self.identity.paths)
+        )
+        return [pair for pair in every if pair[0] != self.identity.rank and pair not in self.proved]
+
+    @property
+    def ready(self) -> bool:
+        """All paths are proved, or one to each peer and the time of grace is over."""
+        return not self.missing() and (self._grace_over or not self.unproved())
+
     def next_timeout(self) -> float:
-        """When a HELLO is due."""
-        return min((attempt.next_at for attempt in self._attempts.values()), default=float("inf"))
+        """When a HELLO is due, or the time of grace is over."""
+        hello_at = min((attempt.next_at for attempt in self._attempts.values()), default=float("inf"))
+        return min(hello_at, self._grace_at)
+
+    def on_timer(self, now: float) -> list[Reply]:
+        """The time of grace, and HELLOs that are due."""
+        if self._grace_at <= now:
+            self._grace_at, self._grace_over = float("inf"), True
+        return self.hellos(now)
 
     def hellos(self, now: float) -> list[Reply]:
         """HELLOs that are due."""
@@ -155,14 +181,14 @@ class Handshake:
             if len(payload) < HELLO_BYTES or peer <= self.identity.rank:
                 self.ignored += 1
                 return []
-            return self._on_hello(peer, path, body, source)
+            return self._on_hello(peer, path, body, source, now)
         attempt = self._attempts.get((peer, path))
         if attempt is None:
             self.ignored += 1
         elif header.type == Type.RETRY:
             return self._on_retry(attempt, body, now)
         elif header.type == Type.WELCOME:
-            self._on_welcome(peer, path, body)
+            self._on_welcome(peer, path, body, now)
         else:
             self.error = HandshakeError(
                 f"rank {peer} at {source.host}:{source.port} refused: {str(body.get('why'))[:300]}", [peer]
@@ -197,7 +223,9 @@ class Handshake:
         text = f"{source.host}|{source.port}|".encode() + nonce
         return hmac.new(self._secret, text, hashlib.sha256).digest()[:COOKIE_BYTES]
 
-    def _on_hello(self, peer: int, path: int, body: dict[str, Any], source: Address) -> list[Reply]:
+    def _on_hello(
+        self, peer: int, path: int, body: dict[str, Any], source: Address, now: float
+    ) -> list[Reply]:
         nonce, cookie = body.get("nonce"), body.get("cookie")
         if not isinstance(nonce, bytes) or not isinstance(cookie, bytes) or len(nonce) > COOKIE_BYTES:
             self.ignored += 1
@@ -212,7 +240,7 @@ class Handshake:
                 f"rank {peer} at {source.host}:{source.port} does not fit: {why}", [peer]
             )
             return [Reply(Type.REFUSE, path, source, msgpack.packb({"why": why}))]
-        self._prove(peer, path, body, source)
+        self._prove(peer, path, body, source, now)
         return [Reply(Type.WELCOME, path, source, msgpack.packb(self.identity.to_map() | {"nonce": nonce}))]
 
     def _disagreement(self, peer: int, path: int, body: dict[str, Any]) -> str:
@@ -234,7 +262,7 @@ class Handshake:
         attempt.next_at = now
         return self.hellos(now)
 
-    def _on_welcome(self, peer: int, path: int, body: dict[str, Any]) -> None:
+    def _on_welcome(self, peer: int, path: int, body: dict[str, Any], now: float) -> None:
         attempt = self._attempts[peer, path]
         if body.get("nonce") != attempt.nonce:
             self.ignored += 1
@@ -243,11 +271,14 @@ class Handshake:
         if why:
             self.error = HandshakeError(f"rank {peer} does not fit: {why}", [peer])
             return
-        self._prove(peer, path, body, attempt.address)
+        self._prove(peer, path, body, attempt.address, now)
         del self._attempts[peer, path]
 
-    def _prove(self, peer: int, path: int, body: dict[str, Any], address: Address) -> None:
+    def _prove(self, peer: int, path: int, body: dict[str, Any], address: Address, now: float) -> None:
         self.proved.add((peer, path))
+        unset = self._grace_at == float("inf") and not self._grace_over
+        if unset and self.unproved() and not self.missing():
+            self._grace_at = now + GRACE_S
         self.addresses[peer, path] = address
         window = body.get("window_bytes")
         self.windows[peer] = window if isinstance(window, int) and window > 0 else 65_536

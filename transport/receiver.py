@@ -129,12 +129,14 @@ class ReceivePath:
         "gap_at",
         "heard_bytes",
         "in_order",
+        "index",
         "marked",
         "spaces",
         "unreported_bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
         self.spaces = [ReceiveSpace() for _ in range(4)]
         self.in_order = 0  # bursts since one arrived behind a later one
         self.unreported_bytes = 0
@@ -151,12 +153,13 @@ class ReceivePath:
 class _Expectation:
     """The headers that a train of one message should have, laid out once; what changes from train to train is written in."""
 
-    __slots__ = ("_count", "_expected", "_seen", "_words")
+    __slots__ = ("_count", "_expected", "_seen", "_words", "bursts")
 
-    def __init__(self, row: npt.NDArray[np.uint64], count: int) -> None:
-        """For bursts of ``count`` datagrams that start like ``row``."""
+    def __init__(self, row: npt.NDArray[np.uint64], bursts: int, count: int) -> None:
+        """For trains of at most ``bursts`` of ``count`` datagrams that start like ``row``."""
+        self.bursts = bursts
         self._count = count
-        self._expected = np.empty((TRAIN_SUPERS, count, 6), np.uint64)
+        self._expected = np.empty((bursts, count, 6), np.uint64)
         self._expected[:] = row
         self._expected.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
         self._words = self._expected.view(np.uint32)
@@ -194,7 +197,7 @@ class PeerReceiver:
     ) -> None:
         """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late."""
         self.config = config
-        self.paths = [ReceivePath() for _ in range(paths)]
+        self.paths = [ReceivePath(index) for index in range(paths)]
         self.messages: dict[int, Incoming] = {}
         self.tombstones: dict[int, list[wire.Final]] = {}
         self.completed: list[Incoming] = []
@@ -267,10 +270,10 @@ class PeerReceiver:
         count: int = rows.shape[1]
         key = header[:9], count
         expectation = self._expectations.get(key)
-        if expectation is None:
+        if expectation is None or expectation.bursts < bursts:
             if len(self._expectations) >= MAX_EXPECTATIONS:
                 del self._expectations[next(iter(self._expectations))]
-            expectation = self._expectations[key] = _Expectation(rows[0, 0], count)
+            expectation = self._expectations[key] = _Expectation(rows[0, 0], bursts, count)
         return expectation.intact(rows, bursts, first, seq)
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
@@ -640,7 +643,9 @@ class PeerReceiver:
         held = max(0, int((now - path.echo_at) * 1e6))
         payloads = []
         for spaces in self._fitting(path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)):
-            feedback = wire.Feedback(path.echo, held, window_bytes, path.asked, grants, spaces, path.marked)
+            feedback = wire.Feedback(
+                path.echo, held, window_bytes, path.asked, grants, spaces, path.marked, path.index
+            )
             payloads.append(wire.encode_feedback(feedback))
         copies = path.copies if path.asked else 1
         path.unreported_bytes = 0
@@ -669,7 +674,8 @@ class PeerReceiver:
         """When ``on_timer`` has something to do."""
         at = self._stop_at
         for path in self.paths:
-            at = min(at, path.due_at)
+            if path.due_at < at:
+                at = path.due_at
         return at
 
     def on_timer(self, now: float) -> None:

@@ -5,7 +5,8 @@ acknowledged or declared lost. Loss needs evidence: a later burst of the same pa
 older than a round trip and the reordering seen so far (RFC 9002, section 6.1.2, without its packet threshold: spraying
 and jitter reorder by design). Silence is no loss: after a retransmission timeout an END or PING asks for feedback, and is
 itself the later arrival that gives evidence. Timeouts do not back off for the first ``STEADY_PROBES`` tries, so that the
-end of a burst of loss is noticed within one timeout.
+end of a burst of loss is noticed within one timeout. Where there are several paths, silence of one while others answer is a
+verdict on the path (``paths.peer_paths``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.flight import Control, Flight, SendSpace, full_mask
 from dblp.transport.message import MessageSpec, Sent
 from dblp.transport.outgoing import Outgoing
+from dblp.transport.paths.base import ANY_CHUNKS, PathChoice
+from dblp.transport.paths.peer_paths import PathState, PeerPaths
+from dblp.transport.paths.spray import SprayChoice
 from dblp.transport.port import Address, Burst, Bytes
 from dblp.transport.send_path import SendPath
 from dblp.transport.wire import Type
@@ -54,8 +58,10 @@ class PeerSender:
         watermark: Callable[[int], int],
         datagram_bytes: int,
         whole_to: Collection[str] = (),
+        choice: PathChoice | None = None,
     ) -> None:
-        """``whole_to``: hosts to which bursts stay whole (``port.PortFacts.whole_bursts``)."""
+        """``whole_to``: hosts to which bursts stay whole (``port.PortFacts.whole_bursts``); ``choice``: which of several paths
+        a burst takes, default: in turn."""
         self.rank = rank
         self.session = session
         self.config = config
@@ -69,12 +75,14 @@ class PeerSender:
         self._active_ids: set[int] = set()
         self._buffer = buffer
         self._ended_below = watermark
-        self._turn = 0
+        self._several: PeerPaths | None = None
+        if len(self.paths) > 1:
+            self._several = PeerPaths(self.paths, choice or SprayChoice(len(self.paths), config.path_chunks))
         self._tried_at = 0.0
         self._early_bytes = config.early_bytes
         self._datagram_bytes = datagram_bytes
-        self.bytes_sent = 0
         self.datagrams_sent = 0
+        self._flights_done = 0  # bursts and trains of chunks that were acknowledged to the last datagram
 
     # --- messages
 
@@ -113,6 +121,8 @@ class PeerSender:
         self._early_bytes -= allowed * spec.chunk_bytes
         out.granted = spec.chunks == 0
         self.messages[message] = out
+        if self._several is not None:
+            self._several.choice.on_started(out)
         self.control.append(
             Control(
                 Type.OPEN, message, wire.encode_open(wire.Open(spec, signature, energy)), chunks=spec.chunks
@@ -156,6 +166,8 @@ class PeerSender:
     def _forget(self, message: Outgoing) -> None:
         """Take the message's flights back: its credit is free again."""
         self.messages.pop(message.id, None)
+        if self._several is not None:
+            self._several.choice.on_ended(message)
         if not message.granted:
             self._grant(message, message.limit)
         for path in self.paths:
@@ -200,7 +212,7 @@ class PeerSender:
 
     def arm_if_blocked(self, now: float) -> None:
         """Probe in time if chunks wait for a grant while nothing is in flight that would be answered."""
-        path = self.paths[0]
+        path = self.paths[0] if self._several is None else self._several.main
         if (
             self.messages
             and path.probe_at == float("inf")
@@ -211,6 +223,7 @@ class PeerSender:
     def next_burst(self, now: float) -> Burst | Train | None:
         """The next burst or train that may leave now, or None. It counts as sent."""
         self._tried_at = now
+        waiting = 0
         if self.control and (bundle := self._bundle(now)) is not None:
             return bundle
         while self.active:
@@ -224,32 +237,36 @@ class PeerSender:
                 self.active.popleft()
                 self._active_ids.discard(message.id)
                 continue
-            path = self._pick_path(message, now)
-            if path is None:
-                return None
-            burst = self._data_burst(message, path, now)
+            several, most = self._several, ANY_CHUNKS
+            if several is None:
+                path = self.paths[0]
+                if not self._has_room(message, path, now, most):
+                    return None
+            else:
+                picked = several.pick(message, now, self._has_room)
+                if picked is None:
+                    waiting += 1
+                    if not several.choice.pinned or waiting >= len(self.active):
+                        return None
+                    self.active.rotate(-1)
+                    continue
+                path, most = picked
+            burst = self._data_burst(message, path, most, now)
             if burst is not None:
                 return burst
         return None
 
-    def _pick_path(self, message: Outgoing, now: float) -> SendPath | None:
-        """The next path, in turn, that has room and credit for a datagram (any has if nothing is in flight) and its pacing time
-        behind it."""
-        paths, cls = self.paths, message.cls
-        for _ in range(len(paths)):
-            path = paths[self._turn % len(paths)]
-            self._turn += 1
-            if path.next_send_at > now:
-                continue
-            if path.inflight_cost and path.room() < self._worth_sending(message, path):
-                continue
-            if path.spaces[cls].free_bursts() <= 0:
-                continue
-            return path
-        return None
+    def _has_room(self, message: Outgoing, path: SendPath, now: float, most: int) -> bool:
+        """The path has its pacing time behind it, and room and credit for which it is worth to send (any has if nothing is in
+        flight) at most ``most`` chunks."""
+        if path.next_send_at > now:
+            return False
+        if path.inflight_cost and path.room() < self._worth_sending(message, path, most):
+            return False
+        return path.spaces[message.cls].free_bursts() > 0
 
     @staticmethod
-    def _worth_sending(message: Outgoing, path: SendPath) -> int:
+    def _worth_sending(message: Outgoing, path: SendPath, most: int) -> int:
         """Room (bytes, at the kernel's charge) for which it is worth to send behind what is in flight: a datagram for a repair,
         else a whole train, what is left of the message, half a window or a portion, whichever is least. Sending less, as
         acknowledgements trickle in, would cost a system call and an answer for each bit (RFC 9293, section 3.8.6.2.1)."""
@@ -257,21 +274,23 @@ class PeerSender:
         datagram = path.charge(stride, 1)
         if message.repairable:
             return datagram
-        chunks = min(TRAIN_BURSTS * message.per_burst, message.queue[0][1])
+        chunks = min(TRAIN_BURSTS * message.per_burst, message.queue[0][1], most)
         train = path.charge(chunks * stride, chunks, -(-chunks // message.per_burst))
         return max(datagram, int(min(train, path.window() // 2, path.congestion.quantum_bytes)))
 
-    def _data_burst(self, message: Outgoing, path: SendPath, now: float) -> Burst | Train | None:
+    def _data_burst(self, message: Outgoing, path: SendPath, most: int, now: float) -> Burst | Train | None:
+        """The next burst or train of the message, of at most ``most`` chunks."""
         room = path.portion()
         space = path.spaces[message.cls]
         stride = message.spec.chunk_bytes + HEADER_BYTES
         burst_cost = path.charge(message.per_burst * stride, message.per_burst)
         if not message.repairable and room >= 2 * burst_cost:
-            bursts = message.whole_bursts(min(TRAIN_BURSTS, room // burst_cost, space.free_bursts()))
+            free = min(room // burst_cost, space.free_bursts(), most // message.per_burst)
+            bursts = message.whole_bursts(min(TRAIN_BURSTS, free))
             if bursts >= 2:
                 ask = room - bursts * burst_cost < min(bursts * burst_cost, path.window() // 2)
                 return self._train(message, path, space, bursts, ask, now)
-        most = message.per_burst if room >= burst_cost else max(1, room // path.charge(stride, 1))
+        most = min(most, message.per_burst if room >= burst_cost else max(1, room // path.charge(stride, 1)))
         chunks: npt.NDArray[np.uint32] | None = None
         if message.repairable:
             chunks = message.take_lost(most)
@@ -399,20 +418,25 @@ class PeerSender:
         return Burst(buffer.control[:at], at, path.path, cls, path.address, buffer.control_pointer)
 
     def _control_path(self, control: Control) -> SendPath:
-        if control.path is not None:
-            return self.paths[control.path]
-        path = self.paths[self._turn % len(self.paths)]
-        if len(self.paths) > 1:
-            self._turn += 1
-        return path
+        """The path that it names, unless that is left (only probes take it then); else the next in turn."""
+        several = self._several
+        if several is None:
+            return self.paths[0]
+        if control.path is None:
+            return several.next_control()
+        path = self.paths[control.path]
+        return path if path.alive or control.type is Type.PING else several.main
 
     def _put_control(self, control: Control, path: SendPath, at: int, now: float) -> int:
         """Write a record of a bundle at ``at``; returns where it ends."""
         space = path.spaces[control.cls]
         acknowledged = control.type is not Type.FEEDBACK
-        if not acknowledged:
-            path.feedback_seq += 1
-        seq = space.next_seq if acknowledged else path.feedback_seq
+        if acknowledged:
+            seq = space.next_seq
+        else:  # counted by the path that it speaks of
+            about = self.paths[control.about]
+            about.feedback_seq += 1
+            seq = about.feedback_seq
         head = wire.encode_fields(
             wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message,
             control.chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0,
@@ -424,7 +448,7 @@ class PeerSender:
             cost = nbytes if at else path.charge(nbytes, 1)
             self._launch(Flight(seq, 1, nbytes, now, None, 0, None, control, cost), path, space, now)
         else:
-            self.bytes_sent += nbytes
+            path.bytes_sent += nbytes
         return stop
 
     def _launch(self, flight: Flight, path: SendPath, space: SendSpace, now: float) -> None:
@@ -432,7 +456,7 @@ class PeerSender:
         space.flights.append(flight)
         path.inflight_bytes += flight.nbytes
         path.inflight_cost += flight.cost
-        self.bytes_sent += flight.nbytes
+        path.bytes_sent += flight.nbytes
         if flight.control is None:
             self.datagrams_sent += flight.count * flight.bursts
         if path.probe_at == float("inf"):
@@ -448,7 +472,7 @@ class PeerSender:
     ) -> None:
         """Masks, credit, grants and a round trip sample. Of an older feedback than the last (``number`` counts them on each
         path), overtaken or replayed, only the masks and grants hold still: they never take anything back."""
-        path = self.paths[path_id]
+        path, several = self.paths[path_id], self._several
         newer = _bursts_ahead(number, path.feedback_seen & 0xFFFFFFFF) > 0
         if newer:
             path.feedback_seen = number
@@ -458,12 +482,15 @@ class PeerSender:
             if message is not None:
                 self._grant(message, limit)
         before = path.inflight_bytes
+        self._flights_done = 0
         path.forget_loss()
         news = {
             space.cls & 3
             for space in feedback.spaces
             if self._on_masks(path, path.spaces[space.cls & 3], space, now)
         }
+        if several is not None:
+            self._hear(several, path, feedback, bool(news), now)
         if news and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
             # got through. Without news (a grant, a repeated answer) the last arrival may be old.
@@ -474,8 +501,10 @@ class PeerSender:
             rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
             if rtt > 0.0:  # else the peer's clock or its holding time makes no sense
                 path.net_rtt = rtt
+            marked = path.newly_marked(feedback.marked) if newer else 0
+            if several is not None:
+                several.choice.on_acked(path.path, self._flights_done, marked=marked > 0, now=now)
             if path.net_rtt:
-                marked = path.newly_marked(feedback.marked) if newer else 0
                 path.on_acked(acked, now, marked * self.config.datagram_bytes, waiting=bool(self.active))
         if acked > 0 or (feedback.asked and newer):
             path.probes = 0
@@ -513,6 +542,8 @@ class PeerSender:
             else:
                 path.inflight_bytes -= flight.nbytes
                 path.inflight_cost -= flight.cost
+                if flight.control is None:
+                    self._flights_done += 1
         if kept:
             kept.extend(flights)
             space.flights = kept
@@ -615,9 +646,12 @@ class PeerSender:
         """Seconds (on the core's clock) at which ``on_timer`` has something to do; infinity if nothing has."""
         at = float("inf")
         for path in self.paths:
-            at = min(at, path.probe_at, path.loss_at)
-            if self.active and path.next_send_at > self._tried_at:
-                at = min(at, path.next_send_at)
+            if path.probe_at < at:
+                at = path.probe_at
+            if path.loss_at < at:
+                at = path.loss_at
+            if self.active and self._tried_at < path.next_send_at < at:
+                at = path.next_send_at
         return at
 
     def on_timer(self, now: float) -> None:
@@ -634,12 +668,116 @@ class PeerSender:
         Repeated probes go out as several copies: in a loss burst of 80 % a single question and its single answer both arrive once
         in 25 times, four copies of each seven times in twenty.
         """
+        if self._several is not None and self._judge(self._several, path, now):
+            return
         path.probes += 1
         path.probe_at = float("inf")
         probes = self._questions(path)
         if probes:
             self.control.extend(probes * min(path.probes + 1, PROBE_COPIES))
             path.arm_probe(now)
+            if self._several is not None:
+                self._suspect(self._several, path, now)
+
+    # --- several paths
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload and headers of all that left, on all paths."""
+        return sum(path.bytes_sent for path in self.paths)
+
+    def path_states(self) -> list[PathState]:
+        """What is known of each path."""
+        return [
+            PathState(
+                path=path.path,
+                address=path.address,
+                proved=path.proved,
+                alive=path.alive,
+                rtt_s=path.srtt,
+                loss_share=path.loss_share,
+                bytes_sent=path.bytes_sent,
+                times_left=path.times_left,
+            )
+            for path in self.paths
+        ]
+
+    def await_proof(self) -> None:
+        """Several paths are used only once the handshake has proved them."""
+        if self._several is not None:
+            self._several.await_proof()
+
+    def on_proved(self, path_id: int, now: float) -> None:
+        """The handshake has proved a path."""
+        if self._several is not None:
+            self._several.on_proved(self.paths[path_id], now)
+
+    def on_left(self, mask: int, now: float) -> None:
+        """The peer gets no answer on the paths whose bits are set: most likely they fail in both directions."""
+        for path in self.paths:
+            if self._several is not None and mask >> path.path & 1 and self._several.may_leave(path):
+                self._leave(self._several, path, now)
+
+    def _hear(
+        self, several: PeerPaths, path: SendPath, feedback: wire.Feedback, news: bool, now: float
+    ) -> None:
+        """Feedback came about a path: it lives if there is news, and it may bear witness against silent ones."""
+        if not news:
+            return
+        age = max(wire.since_us(feedback.echo, wire.clock_us(now)), 0.0)
+        several.on_answer(path, now - age, now)
+        for suspect in [other for other in several.suspects if several.is_dead(other, now)]:
+            self._condemn(several, suspect, now)
+
+    def _judge(self, several: PeerPaths, path: SendPath, now: float) -> bool:
+        """The timeout of a path: True if it is dead, was so, or its time has not come; then no other question is needed."""
+        if not path.alive:
+            path.probes += 1
+            self._ask_again(path, now)
+            return True
+        if several.is_dead(path, now):
+            self._condemn(several, path, now)
+            return True
+        return False
+
+    def _suspect(self, several: PeerPaths, path: SendPath, now: float) -> None:
+        """A path is silent: have others say whether it is the path or the peer."""
+        path.probe_at = min(path.probe_at, max(path.silent_at(), now + path.rto / 4))
+        if path.silent_at() > now:
+            return
+        several.suspects.add(path)
+        self.control.extend(Control(Type.PING, 0, path=other.path) for other in several.witnesses(path))
+
+    def _condemn(self, several: PeerPaths, path: SendPath, now: float) -> None:
+        """Our own verdict: leave the path, and tell the peer."""
+        if several.may_leave(path):
+            self._leave(several, path, now)
+            self.control.append(Control(Type.LEFT, 0, wire.encode_left(1 << path.path)))
+
+    def _leave(self, several: PeerPaths, path: SendPath, now: float) -> None:
+        """Give up what is in flight on a path: it goes out again on the others."""
+        several.leave(path, now)
+        messages = set()
+        for space in path.spaces:
+            flights, space.flights = space.flights, deque()
+            for flight in flights:
+                self._on_lost(path, space, flight, now)
+                messages.add(flight.control.message if flight.control is not None else _id_of(flight))
+        path.lost_lately = 0.0
+        for message in filter(None, map(self.messages.get, messages)):
+            message.loss_share = several.main.loss_share
+            message.paths.discard(path.path)
+            if message.all_sent and not message.repairable and not message.end_due:
+                message.end_due.append(several.main.path)
+            self._wake(message)
+        self._ask_again(path, now)
+
+    def _ask_again(self, path: SendPath, now: float) -> None:
+        """Probe a path that was left."""
+        for space in path.spaces:
+            self._trim_probes(path, space)
+        self.control.append(Control(Type.PING, 0, path=path.path))
+        path.arm_probe(now)
 
     def _questions(self, path: SendPath) -> list[Control]:
         probes = []
@@ -663,3 +801,7 @@ class PeerSender:
             space.flights.remove(flight)
             path.inflight_bytes -= flight.nbytes
             path.inflight_cost -= flight.cost
+
+
+def _id_of(flight: Flight) -> int:
+    return flight.message.id if flight.message is not None else 0

@@ -58,7 +58,9 @@ HEADER_FIELDS = (
     ),
     Field("chunks", "I", "chunks in the message"),
     Field(
-        "burst", "I", "burst number within (path, class), modulo 2^32; FEEDBACK counts apart, within its path"
+        "burst",
+        "I",
+        "burst number within (path, class), modulo 2^32; FEEDBACK counts apart, by the path it speaks of",
     ),
     Field("sent_at", "I", "sender's clock in microseconds, modulo 2^32"),
     Field(
@@ -128,6 +130,7 @@ class Type(enum.IntEnum):
     RETRY = 10, "Handshake: come again with this cookie; no state was held."
     WELCOME = 11, "Handshake: the peer's answer, address proved both ways."
     REFUSE = 12, "Handshake: why not (version, session, world size)."
+    LEFT = 13, "The sender gets no answer on some paths, and uses others: a hint to do the same."
 
 
 class Header(NamedTuple):
@@ -296,7 +299,7 @@ class Space(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """Payload of FEEDBACK; it speaks of the path that it is sent on."""
+    """Payload of FEEDBACK."""
 
     echo: int
     """``sent_at`` of the datagram that came last."""
@@ -311,6 +314,8 @@ class Feedback(NamedTuple):
     spaces: tuple[Space, ...]
     marked: int = 0
     """Datagrams that came with a congestion mark (ECN's CE) on this path so far, modulo 2^32; absolute."""
+    path: int = 0
+    """The path that it speaks of: the one that it is sent on, unless that does not answer."""
 
 
 FEEDBACK_FIELDS = (
@@ -322,6 +327,7 @@ FEEDBACK_FIELDS = (
         "credit: most bytes, at the kernel's charge, that may be unacknowledged on this path; absolute",
     ),
     Field("marked", "I", "datagrams that came with a congestion mark (CE) on this path so far, modulo 2^32"),
+    Field("path", "B", "the path that it speaks of, also where it comes on another"),
     Field("asked", "B", "1: answers an END or PING"),
     Field("grants", "B", "number of grants that follow"),
     Field("spaces", "B", "number of spaces that follow"),
@@ -361,6 +367,7 @@ def encode_feedback(feedback: Feedback) -> bytes:
         min(feedback.held_us, 0xFFFFFFFF),
         min(feedback.window_bytes, 0xFFFFFFFF),
         feedback.marked & 0xFFFFFFFF,
+        feedback.path,
         feedback.asked,
         len(feedback.grants),
         len(feedback.spaces),
@@ -376,7 +383,7 @@ def encode_feedback(feedback: Feedback) -> bytes:
 def decode_feedback(payload: bytes) -> Feedback | None:
     """FEEDBACK's payload, or None if it makes no sense."""
     try:
-        echo, held, window, marked, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
+        echo, held, window, marked, path, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
         at = _FEEDBACK.size
         grants = []
         for _ in range(n_grants):
@@ -393,7 +400,22 @@ def decode_feedback(payload: bytes) -> Feedback | None:
             at = stop
     except struct.error:
         return None
-    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces), marked)
+    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces), marked, path)
+
+
+LEFT_FIELDS = (Field("paths", "Q", "bit p: the sender of this gets no answer on path p"),)
+"""LEFT's payload."""
+_LEFT = _struct("<", LEFT_FIELDS)
+
+
+def encode_left(paths: int) -> bytes:
+    """LEFT's payload: a bit a path."""
+    return _LEFT.pack(paths)
+
+
+def decode_left(payload: bytes) -> int | None:
+    """The paths, a bit each, or None if the payload makes no sense."""
+    return int(_LEFT.unpack(payload)[0]) if len(payload) == _LEFT.size else None
 
 
 ABORT_KEYS = {

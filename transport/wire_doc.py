@@ -26,8 +26,8 @@ Datagrams leave in bursts of at most {wire.BURST_DATAGRAMS}: all of a burst are 
 length but for the last, and share every header field but `position`, `chunk`, `contributions` and `length`. The packet number
 of a datagram, within its (path, class), is (`burst`, `position`). FEEDBACK acknowledges packet numbers, by one mask of 64 bits
 a burst over a window of {wire.MASK_WINDOW} bursts, so that any feedback makes up for those that were lost before it.
-Everything but FEEDBACK and the handshake is acknowledged so. Lost OPEN, FINAL and ABORT are sent again, with a new packet
-number.
+Everything but FEEDBACK and the handshake is acknowledged so. Lost OPEN, FINAL, ABORT and LEFT are sent again, with a new
+packet number.
 
 A datagram of any type but DATA and the handshake may be a bundle: after the payload of its first record, as long as `length`
 says, the next record follows with its own header and packet number, up to the datagram's end.
@@ -66,7 +66,7 @@ def page() -> str:
             _field_table(wire.OPEN_FIELDS, "<"),
             _TAILS["OPEN"] + "\n",
             "## FEEDBACK\n",
-            f"It speaks of the path that it came on, and holds at most {wire.MAX_GRANTS} grants and one space a class.\n",
+            f"It speaks of one path, and holds at most {wire.MAX_GRANTS} grants and one space a class.\n",
             _field_table(wire.FEEDBACK_FIELDS, "<"),
             _TAILS["FEEDBACK"] + "\n",
             _field_table(wire.GRANT_FIELDS, "<"),
@@ -75,6 +75,8 @@ def page() -> str:
             "## FINAL\n",
             _field_table(wire.FINAL_FIELDS, "<"),
             _TAILS["FINAL"] + "\n",
+            "## LEFT\n",
+            _field_table(wire.LEFT_FIELDS, "<"),
             "## ABORT\n",
             _key_table(wire.ABORT_KEYS),
             "## HELLO, RETRY, WELCOME, REFUSE\n",

@@ -38,11 +38,12 @@ FEEDBACKS = st.builds(
     st.lists(st.tuples(U64, U32), max_size=wire.MAX_GRANTS).map(tuple),
     st.lists(SPACES, max_size=4).map(tuple),
     U32,
+    U8,
 )
 FINALS = st.integers(1, 65_535).flatmap(
     lambda parts: st.builds(wire.Final, st.integers(0, parts - 1), st.just(parts), st.binary(max_size=384))
 )
-DECODERS = (wire.decode_open, wire.decode_feedback, wire.decode_final)
+DECODERS = (wire.decode_open, wire.decode_feedback, wire.decode_final, wire.decode_left)
 
 
 @given(HEADERS)

@@ -9,6 +9,7 @@ import numpy as np
 from dblp.transport.config import TransportConfig
 from dblp.transport.paths.base import ANY_CHUNKS, PathChoice, Usable
 from dblp.transport.paths.ethereal import EtherealChoice, Leaf
+from dblp.transport.paths.peer_paths import PathState
 from dblp.transport.paths.reps import RepsChoice
 from dblp.transport.paths.single import SingleChoice
 from dblp.transport.paths.spray import RandomChoice, SprayChoice
@@ -65,6 +66,7 @@ __all__ = [
     "Leaf",
     "PathChoice",
     "PathChoices",
+    "PathState",
     "RandomChoice",
     "RepsChoice",
     "SingleChoice",
