@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dblp.sim.queues import SwitchPort, SwitchQueue
 from dblp.sim.slabs import Arrival
 from dblp.transport.impair import MAX_BURST_BYTES
 from dblp.transport.impair_model import Impairer, Queue
 from dblp.transport.impair_spec import ImpairSpec, Rate, parse_impair
-from dblp.transport.port import Bytes
+from dblp.transport.port import Address, Bytes
 from dblp.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Link:
     """Bytes that may wait for the rate; what comes then is lost."""
     impair: ImpairSpec | str = ""
     """More impairments, as docs/impairments.md has them."""
+    via: str = ""
+    """Switch port behind the link (``Network.set_switch_port``), which other links may lead through too; empty: none."""
 
     def spec(self) -> ImpairSpec:
         """All but the latency as one spec; raises ConfigError if the impairments are wrong or limit the rate too."""
@@ -61,6 +64,8 @@ class HostSpec:
     """Bytes that may wait for the card before ``send`` blocks."""
     ingress: ImpairSpec | str = ""
     """Impairments of all that reaches it, in one shared queue: ``rate(1gbit,queue=128KB)`` makes incast."""
+    switch: SwitchPort | None = None
+    """Port of the switch that leads to it, behind ``ingress``: as ``rate`` there, with classes and congestion marks."""
     processing_s: float = 0.0
     """Time from a datagram's arrival to the read that hands it over; the buffer fills meanwhile."""
 
@@ -68,11 +73,12 @@ class HostSpec:
 class Wire:
     """A link in use."""
 
-    __slots__ = ("impairer", "latency_s")
+    __slots__ = ("impairer", "latency_s", "via")
 
-    def __init__(self, latency_s: float, impairer: Impairer) -> None:
+    def __init__(self, latency_s: float, impairer: Impairer, via: str) -> None:
         self.latency_s = latency_s
         self.impairer = impairer
+        self.via = via
 
 
 class Host:
@@ -90,6 +96,9 @@ class Host:
         self.spec = spec
         self.ingress = ingress
         self.card = Queue(Rate(spec.egress_bps, UNBOUNDED_BYTES)) if spec.egress_bps else None
+        self.switch: SwitchQueue[tuple[Arrival, Address]] | None = (
+            SwitchQueue(spec.switch) if spec.switch else None
+        )
 
 
 def truesize(nbytes: int) -> int:

@@ -1,10 +1,11 @@
 """A simulated network in virtual time, and its ports: the same interface as UDP sockets, replayed exactly from a seed.
 
 Theory of operation: a burst that a host sends passes its network card (``HostSpec.egress_bps``; when that is
-behind, ``send`` would block), the link to the other host (losses, queue, latency), the other host's ``ingress``
-(the port of a switch that all senders share), and the receive buffer of the path, which fills until the host gets
-round to reading it. Datagrams of a burst that arrive within ``interrupt_s`` are handed over together, at the time
-of the last, as network cards do. A burst through an untroubled link goes through whole, in a handful of Python
+behind, ``send`` would block), the link to the other host (losses, queue, latency), a switch port that other links
+lead through too (``Link.via``), the other host's ``ingress`` and ``switch`` (the port of a switch that all senders
+share; the latter with classes and congestion marks), and the receive buffer of the path, which fills until the host
+gets round to reading it. Datagrams of a burst that arrive within ``interrupt_s`` are handed over together, at the
+time of the last, as network cards do. A burst through an untroubled link goes through whole, in a handful of Python
 calls. All randomness comes from the network's seed and the names of the hosts; all events are timers of the loop.
 """
 
@@ -22,13 +23,14 @@ import numpy.typing as npt
 
 from dblp.errors import ConfigError
 from dblp.sim.links import Host, HostSpec, Link, Wire, charge, checksum, spec_of, together, truesize
+from dblp.sim.queues import Parcel, SwitchPort, SwitchQueue
 from dblp.sim.slabs import Arrival, regroup, scribble, slabs_of
 from dblp.transport.impair import MAX_BURST_BYTES, MAX_BURST_DATAGRAMS, gather, sizes_of
 from dblp.transport.impair_model import Fate, Impairer
 from dblp.transport.impair_spec import ImpairSpec
-from dblp.transport.port import Address, Burst, PortFacts, Slab
+from dblp.transport.port import Address, Burst, Ecn, PortFacts, Slab
 
-__all__ = ["HostSpec", "Link", "Network", "SimPort", "truesize"]
+__all__ = ["HostSpec", "Link", "Network", "SimPort", "SwitchPort", "SwitchQueue", "truesize"]
 
 FIRST_PORT = 10_000
 """Port number of a host's first path."""
@@ -63,11 +65,12 @@ class Network:
         self.rng = np.random.default_rng([seed, zlib.crc32(b"network")])
         self.counters: Counter[str] = Counter()
         """Datagrams ``sent`` and ``delivered`` and, by reason, lost outside of the impairments: ``dead``, ``cut``,
-        ``buffer``, ``oversize``, ``unreachable``."""
+        ``buffer``, ``oversize``, ``unreachable``, ``queue`` (of a switch port)."""
         self._link_default = link or Link()
         self._host_default = host or HostSpec()
         self._links: dict[tuple[str, str], Wire] = {}
         self._hosts: dict[str, Host] = {}
+        self._switch_ports: dict[str, SwitchQueue[tuple[Arrival, Address]]] = {}
         self._ports: dict[Address, SimPort] = {}
         self._cuts: set[tuple[str, str]] = set()
         self._impairers: list[Impairer] = []
@@ -87,10 +90,22 @@ class Network:
         state = self._host(host)
         state.configure(spec, self._impairer(spec_of(spec.ingress), host, "ingress"))
 
-    def port(self, host: str, paths: int = 1) -> SimPort:
-        """A port with ``paths`` free addresses on a host."""
+    def set_switch_port(self, name: str, spec: SwitchPort) -> None:
+        """Make a switch port that links lead through by its name (``Link.via``); its queue starts empty."""
+        self._switch_ports[name] = SwitchQueue(spec, portion_s=self.interrupt_s)
+
+    def switch_queue(self, name: str) -> SwitchQueue[tuple[Arrival, Address]]:
+        """The queue of a named switch port, or of the one that leads to a host. Raises ConfigError if there is none."""
+        host = self._hosts.get(name)
+        queue = self._switch_ports.get(name) or (host.switch if host is not None else None)
+        if queue is None:
+            raise ConfigError(f"no switch port {name!r}: make it with set_switch_port, or give the host one")
+        return queue
+
+    def port(self, host: str, paths: int = 1, *, ecn: bool = False) -> SimPort:
+        """A port with ``paths`` free addresses on a host. ``ecn``: what it sends asks switches for marks."""
         numbers = (n for n in range(FIRST_PORT, 65_536) if Address(host, n) not in self._ports)
-        return SimPort(self, [Address(host, next(numbers)) for _ in range(paths)])
+        return SimPort(self, [Address(host, next(numbers)) for _ in range(paths)], ecn=ecn)
 
     # Faults.
 
@@ -172,7 +187,7 @@ class Network:
             del self._ports[address]
         self._host(port.addresses[0].host).ports.remove(port)
 
-    def carry(self, burst: Burst, source: Address, host: Host) -> None:
+    def carry(self, burst: Burst, source: Address, host: Host, ecn: Ecn) -> None:
         """Take a burst that a host sends now."""
         count = burst.count
         self.counters["sent"] += count
@@ -185,15 +200,18 @@ class Network:
         now = self.loop.time()
         wire = self._between(source.host, burst.address.host)
         if not wire.impairer.spec and host.card is None:
-            arrival = Arrival(burst.data.copy(), burst.segment, source, 0, now + wire.latency_s)
-            self.loop.call_at(arrival.at, self._arrive, arrival, burst.address)
+            arrival = Arrival(
+                burst.data.copy(), burst.segment, source, 0, now + wire.latency_s, burst.cls, ecn
+            )
+            self.loop.call_at(arrival.at, self._end_of_link, arrival, burst.address)
             return
         at: float | npt.NDArray[np.float64] = now
         sizes = sizes_of(burst)
         if host.card is not None:
             _, at = host.card.admit(sizes, np.full(count, now))
         fate = wire.impairer.apply(sizes, at)
-        self._schedule(burst, fate, source, wire.impairer, wire.latency_s, self._arrive)
+        sent = Arrival(burst.data, burst.segment, source, 0, now, burst.cls, ecn)
+        self._schedule(sent, fate, burst.address, wire.impairer, wire.latency_s, self._end_of_link)
 
     def record(self, arrival: Arrival, target: Address) -> None:
         """Note datagrams that reached a buffer."""
@@ -206,32 +224,81 @@ class Network:
 
     def _schedule(
         self,
-        burst: Burst,
+        sent: Arrival,
         fate: Fate,
-        source: Address,
+        target: Address,
         impairer: Impairer,
         latency_s: float,
         then: Callable[[Arrival, Address], None],
     ) -> None:
-        """Have ``then`` called with each group of datagrams when the last of it has come."""
+        """Have ``then`` called with each group of the datagrams ``sent`` when the last of it has come."""
         flipped = impairer if fate.corrupt.any() else None
         at = fate.at + latency_s
         for first, end in together(at, self.interrupt_s):
             index, corrupt = fate.index[first:end], fate.corrupt[first:end]
-            for piece in gather(burst.data, burst.segment, index, corrupt, flipped):
-                data = piece.copy() if piece is burst.data else piece
-                arrival = Arrival(data, burst.segment, source, 0, float(at[first]))
-                self.loop.call_at(float(at[end - 1]), then, arrival, burst.address)
+            for piece in gather(sent.data, sent.segment, index, corrupt, flipped):
+                arrival = sent.like(piece.copy() if piece is sent.data else piece, at=float(at[first]))
+                self.loop.call_at(float(at[end - 1]), then, arrival, target)
+
+    def _end_of_link(self, arrival: Arrival, target: Address) -> None:
+        """The end of the link: the switch port that it leads through, if any."""
+        via = self._between(arrival.source.host, target.host).via
+        if via:
+            self._queue(self.switch_queue(via), arrival, target, self._arrive)
+        else:
+            self._arrive(arrival, target)
 
     def _arrive(self, arrival: Arrival, target: Address) -> None:
-        """The end of the link: the target's ingress."""
+        """The target's ingress."""
         host = self._hosts.get(target.host)
         if host is None or not host.ingress.spec:
-            self._deliver(arrival, target)
+            self._enter(arrival, target)
             return
-        burst = Burst(arrival.data, arrival.segment, 0, 0, target)
-        fate = host.ingress.apply(sizes_of(burst), self.loop.time())
-        self._schedule(burst, fate, arrival.source, host.ingress, 0.0, self._deliver)
+        fate = host.ingress.apply(
+            sizes_of(Burst(arrival.data, arrival.segment, 0, 0, target)), self.loop.time()
+        )
+        self._schedule(arrival, fate, target, host.ingress, 0.0, self._enter)
+
+    def _enter(self, arrival: Arrival, target: Address) -> None:
+        """The port of the switch that leads to the target, if it has one."""
+        host = self._hosts.get(target.host)
+        if host is None or host.switch is None:
+            self._deliver(arrival, target)
+        else:
+            self._queue(host.switch, arrival, target, self._deliver)
+
+    def _queue(
+        self,
+        queue: SwitchQueue[tuple[Arrival, Address]],
+        arrival: Arrival,
+        target: Address,
+        then: Callable[[Arrival, Address], None],
+    ) -> None:
+        """Put datagrams into a switch port's queue; ``then`` gets them as they leave."""
+        idle, dropped = queue.next_at == float("inf"), queue.dropped.total()
+        last = len(arrival.data) - (arrival.count - 1) * arrival.segment
+        queue.offer(
+            Parcel((arrival, target), 0, arrival.count, arrival.segment, last, arrival.cls, arrival.ecn),
+            self.loop.time(),
+        )
+        dropped = queue.dropped.total() - dropped
+        if dropped:
+            self.counters["queue"] += dropped
+        if idle and queue.next_at < float("inf"):
+            self.loop.call_at(queue.next_at, self._leave, queue, then)
+
+    def _leave(
+        self, queue: SwitchQueue[tuple[Arrival, Address]], then: Callable[[Arrival, Address], None]
+    ) -> None:
+        """What a switch port has sent goes on."""
+        now = self.loop.time()
+        parcel = queue.leave(now)
+        if queue.next_at < float("inf"):
+            self.loop.call_at(queue.next_at, self._leave, queue, then)
+        whole, target = parcel.what
+        piece = whole.part(parcel.first, parcel.first + parcel.count)
+        piece.at, piece.ecn = now, parcel.ecn
+        then(piece, target)
 
     def _deliver(self, arrival: Arrival, target: Address) -> None:
         """The socket."""
@@ -262,7 +329,7 @@ class Network:
         return wire
 
     def _wire(self, link: Link, source: str, target: str) -> Wire:
-        return Wire(link.latency_s, self._impairer(link.spec(), source, target))
+        return Wire(link.latency_s, self._impairer(link.spec(), source, target), link.via)
 
     def _impairer(self, spec: ImpairSpec, *names: str) -> Impairer:
         """An impairer with a random stream of its own: by the names, and how many stood there before."""
@@ -277,8 +344,9 @@ class Network:
 class SimPort:
     """A port on a simulated network: one address a path, all on one host. Raises ConfigError if one is taken."""
 
-    def __init__(self, network: Network, addresses: Sequence[Address]) -> None:
+    def __init__(self, network: Network, addresses: Sequence[Address], *, ecn: bool = False) -> None:
         self.network = network
+        self._ecn = Ecn.ECT if ecn else Ecn.NOT_ECT
         self._addresses = tuple(addresses)
         self._host = network.attach(self)
         self._waiting: list[Arrival] = []
@@ -318,7 +386,7 @@ class SimPort:
         if wait is not None:
             self._refuse(wait)
             return False
-        self.network.carry(burst, self._addresses[burst.path], self._host)
+        self.network.carry(burst, self._addresses[burst.path], self._host, self._ecn)
         return True
 
     def close(self) -> None:
@@ -341,7 +409,8 @@ class SimPort:
         kept = arrival if fits == arrival.count else arrival.part(0, fits)
         self._used[path] += charge(kept)
         self.network.record(kept, target)
-        self._waiting.append(Arrival(kept.data, kept.segment, kept.source, path, kept.at))
+        kept.path = path
+        self._waiting.append(kept)
         self._wake()
 
     def discard(self, reason: str) -> None:

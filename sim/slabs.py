@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dblp.transport.port import Address, Bytes, Slab
+from dblp.transport.port import Address, Bytes, Ecn, Slab
 
 SLOT_ALIGN_BYTES = 64
 """Slots of single datagrams start on cache lines, as in a real arena."""
@@ -36,6 +36,10 @@ class Arrival:
     path: int
     at: float
     """Arrival of the first of them, seconds."""
+    cls: int = 0
+    """Class, as the switches see it (DSCP)."""
+    ecn: Ecn = Ecn.NOT_ECT
+    """ECN bits, equal in all of them: GRO joins no others."""
     count: int = field(init=False)
     """Number of datagrams; an empty datagram is one, too."""
 
@@ -45,7 +49,12 @@ class Arrival:
     def part(self, first: int, end: int) -> Arrival:
         """Datagrams first..end-1, as a view."""
         data = self.data[first * self.segment : end * self.segment]
-        return Arrival(data, self.segment, self.source, self.path, self.at)
+        return self.like(data)
+
+    def like(self, data: Bytes, *, at: float | None = None) -> Arrival:
+        """Other datagrams of the same burst that arrived with these, or at ``at``."""
+        at = self.at if at is None else at
+        return Arrival(data, self.segment, self.source, self.path, at, self.cls, self.ecn)
 
 
 def slabs_of(arrivals: Sequence[Arrival]) -> list[Slab]:
@@ -87,7 +96,9 @@ def scribble(slabs: Sequence[Slab]) -> None:
 
 
 def _slab(run: Sequence[Arrival]) -> Slab:
-    return _singles(run) if run[0].count == 1 else _stack(run)
+    slab = _singles(run) if run[0].count == 1 else _stack(run)
+    slab.marked = run[0].ecn is Ecn.CE
+    return slab
 
 
 def _stack(run: Sequence[Arrival]) -> Slab:
@@ -107,6 +118,7 @@ def _stacks(run: Sequence[Arrival], arrival: Arrival) -> bool:
     return (
         first.count > 1
         and arrival.count == first.count
+        and arrival.ecn == first.ecn
         and arrival.segment == first.segment
         and arrival.path == first.path
         and len(arrival.data) == len(first.data)
@@ -120,6 +132,7 @@ def _joins(singles: Sequence[Arrival], arrival: Arrival) -> bool:
         arrival.count == 1
         and singles[0].count == 1
         and arrival.path == singles[0].path
+        and arrival.ecn == singles[0].ecn
         and len(singles[-1].data) == size
         and len(arrival.data) <= size
     )
@@ -146,6 +159,7 @@ def _continues(before: Arrival, arrival: Arrival) -> bool:
         and before.source == arrival.source
         and before.path == arrival.path
         and before.segment == arrival.segment
+        and (before.cls, before.ecn) == (arrival.cls, arrival.ecn)
         and len(before.data) == before.count * before.segment
         and before.count + arrival.count <= MAX_COALESCED
         and len(before.data) + len(arrival.data) <= MAX_COALESCED_BYTES
@@ -154,4 +168,4 @@ def _continues(before: Arrival, arrival: Arrival) -> bool:
 
 def _join(before: Arrival, arrival: Arrival) -> Arrival:
     data = np.concatenate((before.data, arrival.data))
-    return Arrival(data, before.segment, before.source, before.path, before.at)
+    return before.like(data)

@@ -45,6 +45,8 @@ INITIAL_WINDOW_BYTES = 64 * 1024
 """One burst, as in ``delay``: there is no estimate yet."""
 QUANTUM_S = 2.5e-4
 """Time that one portion takes at the estimated rate: 31 KB at 1 Gb/s. Less makes more system calls, more makes queues."""
+PORTIONS = 32
+"""Most portions of a window: feedback covers 128 bursts (``wire.MASK_WINDOW``), which must span the window and its repairs."""
 MAX_QUANTUM_BYTES = 1 << 20
 """One train (``burst.TRAIN_BURSTS``)."""
 
@@ -213,7 +215,7 @@ class BbrControl:
         if self.mode is Mode.PROBE_RTT:
             self.window_bytes = self._floor
             return
-        least = 2.0 * self._datagram
+        least = max(2.0 * self._datagram, self.window_bytes / PORTIONS)
         quantum = self.bandwidth_bps / 8.0 * QUANTUM_S
         self.quantum_bytes = min(max(quantum, least), MAX_QUANTUM_BYTES)
         target = self._product(self._window_gain) + 2.0 * self.quantum_bytes
