@@ -25,9 +25,9 @@ def optimizer(
 ) -> Optimizer:
     """SGD with Nesterov momentum, or AdamW. ``momentum`` 0: none, where the gradients bring it along."""
     if name == SGD:
-        return TorchSGD(
-            parameters, lr=lr, momentum=momentum, weight_decay=_WEIGHT_DECAY, nesterov=momentum > 0.0
-        )
+        # The decay is a part of the gradient: where momentum does not sum it up, it is as large as that sum.
+        decay = _WEIGHT_DECAY if momentum else _WEIGHT_DECAY / (1.0 - MOMENTUM)
+        return TorchSGD(parameters, lr=lr, momentum=momentum, weight_decay=decay, nesterov=momentum > 0.0)
     return AdamW(parameters, lr=lr, betas=(momentum, _SECOND_MOMENT), weight_decay=_ADAMW_WEIGHT_DECAY)
 
 
