@@ -228,6 +228,14 @@ class Reducer:
             else:
                 self._divide(target)
 
+    def scale(self, target: Array, factor: float) -> None:
+        """Multiply in place; half types in float32, rounded once."""
+        with np.errstate(all="ignore"):
+            if self.dtype.half:
+                target[...] = self._narrow(self._widen(target) * np.float32(factor))
+            else:
+                target *= target.dtype.type(factor)
+
     def _fold_half(self, parts: Sequence[Array], out: Array) -> None:
         total = self._widen(parts[0])
         for part in parts[1:]:

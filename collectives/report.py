@@ -51,6 +51,8 @@ class Report:
     """Largest missing share that the call allowed each message."""
     stop: str = "stall"
     """Stop rule of the call's policy."""
+    skipped: bool = False
+    """A message was given up below its bound, here or on another rank: the result is zeros on all (``Short.SKIP``)."""
 
     @property
     def missing_chunks(self) -> int:

@@ -43,7 +43,18 @@ OnDone = Callable[[Received], None]
 class _Leg:
     """One message of the round, and how far it is: what a deadline error tells about it."""
 
-    __slots__ = ("chunks", "confirmed", "done", "got", "on_chunks", "on_done", "peer", "sending", "spec", "step")
+    __slots__ = (
+        "chunks",
+        "confirmed",
+        "done",
+        "got",
+        "on_chunks",
+        "on_done",
+        "peer",
+        "sending",
+        "spec",
+        "step",
+    )
 
     def __init__(self, peer: int, step: int, spec: MessageSpec, sending: Sending | None = None) -> None:
         self.peer = peer
@@ -53,7 +64,9 @@ class _Leg:
         self.got = 0
         self.done = False
         self.sending = sending
-        self.confirmed = spec.budget > 0.0  # what was not counted of a bounded message is known from its confirmation
+        self.confirmed = (
+            spec.budget > 0.0
+        )  # what was not counted of a bounded message is known from its confirmation
         self.on_chunks: OnChunks | None = None
         self.on_done: OnDone | None = None
 
@@ -96,6 +109,9 @@ class Round:
         self.title = f"{call.label}, round {number} of group {group}"
         self.error: BaseException | None = None
         self.ended = False
+        self.skipped = (
+            False  # a message was given up below its bound, on this rank or another: the result is zeros
+        )
         self._ranks = ranks
         self._group = group
         self._start = endpoint.time()
@@ -252,6 +268,7 @@ class Round:
             energy_lost=energy_lost_share(self._energies, missing / self._bounded_chunks if missing else 0.0),
             budget=call.policy.budget,
             stop=call.policy.stop.value,
+            skipped=self.skipped,
         )
 
     # callbacks

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.transport import wire
-from dblp.transport.message import MessageSpec, OnChunks, Received, Sink
+from dblp.transport.message import MessageSpec, OnChunks, OnScattered, Received, Sink
 from dblp.transport.policy import Stop
 
 MANY_RUNS = 4
@@ -21,8 +21,8 @@ class Incoming:
     """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
 
     __slots__ = (
-        "asked", "bound_at", "closed", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id", "last_useful",
-        "may_miss", "on_chunks", "on_done", "opened", "opened_at", "per_chunk", "sink", "spec", "width",
+        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id",
+        "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink", "spec", "width",
     )  # fmt: skip
 
     def __init__(self, message: int, now: float) -> None:
@@ -33,11 +33,12 @@ class Incoming:
         self.opened_at = now
         self.have: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
         self.got = 0
+        self.critical = 0  # of them, those of class 0
         self.high = 0
         self.may_miss = 0
         self.per_chunk = 0
         self.width = 0
-        self.early: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = []
+        self.early: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]] = []  # chunks, rows, class
         self.early_bytes = 0
         self.grant_limit = 0
         self.ended = False
@@ -46,6 +47,7 @@ class Incoming:
         self.bound_at = float("inf")
         self.asked = False  # the sender waits for a grant
         self.on_chunks: OnChunks | None = None
+        self.on_scattered: OnScattered | None = None
         self.on_done: Callable[[Received | Exception], None] | None = None
 
     @property
@@ -53,20 +55,38 @@ class Incoming:
         """A receive waits for this message."""
         return self.sink is not None
 
-    def post(self, spec: MessageSpec, sink: Sink, on_chunks: OnChunks | None, limit: int) -> None:
+    @property
+    def tagged(self) -> bool:
+        """Its chunks have classes of their own, and come class by class."""
+        return self.opened is not None and any(self.opened.counts)
+
+    @property
+    def lacks_critical(self) -> bool:
+        """Chunks of class 0 are missing, for all that is known."""
+        return self.opened is None or self.critical < self.opened.counts[0]
+
+    def post(
+        self,
+        spec: MessageSpec,
+        sink: Sink,
+        on_chunks: OnChunks | None,
+        limit: int,
+        on_scattered: OnScattered | None = None,
+    ) -> None:
         """A receive was posted."""
         self.spec = spec
         self.sink = sink
         self.on_chunks = on_chunks
+        self.on_scattered = on_scattered
         self.may_miss = spec.may_miss
         self.have = np.zeros(spec.chunks, np.bool_)
         self.per_chunk = spec.chunk_bytes // sink.dtype.itemsize
         self.width = sink.dtype.itemsize
         self.grant_limit = limit
 
-    def accept(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> int:
-        """Place the new ones of these chunks (any order, duplicates allowed); ``rows`` (n, payload bytes) uint8. Returns how
-        many were new."""
+    def accept(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], cls: int) -> int:
+        """Place the new ones of these chunks of one class (any order, duplicates allowed); ``rows`` (n, payload bytes) uint8.
+        Returns how many were new."""
         order = np.argsort(chunks, kind="stable")
         chunks, rows = chunks[order], rows[order]
         fresh = ~self.have[chunks]
@@ -75,11 +95,25 @@ class Incoming:
             chunks, rows = chunks[fresh], rows[fresh]
         if not len(chunks):
             return 0
-        self.have[chunks] = True
-        self.got += len(chunks)
-        self.high = max(self.high, int(chunks[-1]) + 1)
+        self._note_scattered(chunks, cls)
         self._place_runs(chunks, rows)
         return len(chunks)
+
+    def _note(self, first: int, count: int, cls: int) -> None:
+        stop = first + count
+        self.have[first:stop] = True
+        self.got += count
+        if not cls:
+            self.critical += count
+        if stop > self.high:
+            self.high = stop
+
+    def _note_scattered(self, chunks: npt.NDArray[np.uint32], cls: int) -> None:
+        self.have[chunks] = True
+        self.got += len(chunks)
+        if not cls:
+            self.critical += len(chunks)
+        self.high = max(self.high, int(chunks[-1]) + 1)
 
     def _place_runs(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> None:
         sink: Any = self.sink
@@ -89,6 +123,9 @@ class Incoming:
         scatter = getattr(sink, "scatter", None) if len(edges) - 1 > MANY_RUNS else None
         if scatter is not None:
             scatter(chunks, typed)
+            if self.on_scattered is not None:
+                self.on_scattered(chunks)
+                return
         for start, stop in itertools.pairwise(edges):
             if scatter is None:
                 sink.place(int(chunks[start]), typed[start:stop])
@@ -104,26 +141,42 @@ class Incoming:
             return stop * payload <= spec.nbytes
         return count == 1 and stop == len(self.have) and first * spec.chunk_bytes + payload == spec.nbytes
 
-    def accept_run(self, first: int, rows: npt.NDArray[Any]) -> None:
+    def is_new(self, first: int, count: int) -> bool:
+        """None of the chunks first.. was here before."""
+        return first >= self.high or not self.have[first : first + count].any()
+
+    def accept_run(self, first: int, rows: npt.NDArray[Any], cls: int) -> None:
         """The fast path: chunks first.., in the sink's dtype, none of which was here before."""
         count = len(rows)
-        self.have[first : first + count] = True
-        self.got += count
-        self.high = first + count
+        self._note(first, count, cls)
         self.sink.place(first, rows)  # type: ignore[union-attr]
         if self.on_chunks is not None:
             self.on_chunks(first, count)
 
-    def accept_train(self, first: int, rows: npt.NDArray[Any]) -> None:
+    def accept_train(self, first: int, rows: npt.NDArray[Any], cls: int) -> None:
         """The fast path for several bursts: ``rows`` (bursts, chunks a burst, elements a chunk)."""
-        bursts, count = rows.shape[:2]
-        stop = first + bursts * count
-        self.have[first:stop] = True
-        self.got += stop - first
-        self.high = stop
+        count = rows.shape[0] * rows.shape[1]
+        self._note(first, count, cls)
         self.sink.place(first, rows)  # type: ignore[union-attr]
         if self.on_chunks is not None:
-            self.on_chunks(first, stop - first)
+            self.on_chunks(first, count)
+
+    def accept_scattered(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[Any], cls: int) -> bool:
+        """The same for whole chunks with gaps, ascending over all bursts: ``chunks`` (bursts, n), ``rows`` (bursts, n, elements a
+        chunk). False with nothing done if one of them was here before, or the sink wants runs."""
+        scatter = getattr(self.sink, "scatter", None)
+        flat = chunks.reshape(-1)
+        if scatter is None or not (flat[1:] > flat[:-1]).all() or self.have[flat].any():
+            return False
+        self._note_scattered(flat, cls)
+        scatter(chunks, rows)
+        if self.on_scattered is not None:
+            self.on_scattered(flat)
+        elif self.on_chunks is not None:
+            starts = [0, *(np.flatnonzero(np.diff(flat) != 1) + 1).tolist(), len(flat)]
+            for start, stop in itertools.pairwise(starts):
+                self.on_chunks(int(flat[start]), stop - start)
+        return True
 
     # --- completion
 
@@ -138,7 +191,9 @@ class Incoming:
         missing = self.spec.chunks - self.got
         if missing == 0:
             return True
-        if not self.may_miss or missing > self.may_miss:
+        if self.spec.stop is Stop.ABANDON and now >= self.opened_at + self.spec.stop_after_s:
+            return True
+        if not self.may_miss or missing > self.may_miss or self.lacks_critical:
             return False
         if self.spec.stop is Stop.EAGER:
             return True
@@ -150,12 +205,11 @@ class Incoming:
         """When ``complete`` may turn true without anything arriving; infinity while the bound is not met."""
         if self.opened is None or self.spec is None or not self.may_miss or self.closed:
             return float("inf")
-        if self.spec.chunks - self.got > self.may_miss:
-            return float("inf")
+        over = self.opened_at + self.spec.stop_after_s
+        if self.spec.chunks - self.got > self.may_miss or self.lacks_critical:
+            return over if self.spec.stop is Stop.ABANDON else float("inf")
         at = self.last_useful + (quiet_s if self.ended else unended_quiet_s)
-        if self.spec.stop is Stop.DEADLINE:
-            at = min(at, self.opened_at + self.spec.stop_after_s)
-        return at
+        return min(at, over) if self.spec.stop in (Stop.DEADLINE, Stop.ABANDON) else at
 
     def outcome(self) -> Received:
         """What a completed receive returns."""

@@ -27,6 +27,8 @@ class Stop(enum.Enum):
     DEADLINE = "deadline"
     """As ``stall``, but at the latest ``stop_after_s`` after the message was opened (LTP's early close, OptiReduce's
     t_B); a bound that is not met by then still goes on being repaired."""
+    ABANDON = "abandon"
+    """As ``deadline``, but the message ends then, its bound met or not: what ``Short.SKIP`` makes of the rule."""
 
 
 class Fill(enum.Enum):
@@ -161,12 +163,18 @@ class Policy:
             raise ConfigError(
                 f"gather_budget={self.gather_budget:g}: Consistency.EXACT loses nothing on the gather leg"
             )
+        if self.stop is Stop.ABANDON:
+            raise ConfigError(
+                "stop='abandon': use Stop.DEADLINE with short=Short.SKIP, which tells all ranks"
+            )
         if self.stop is Stop.DEADLINE and not self.stop_after_s > 0.0:
             raise ConfigError(
                 f"stop_after_s={self.stop_after_s!r}: Stop.DEADLINE needs a time above 0 seconds"
             )
         if self.short is not Short.REPAIR and self.stop is not Stop.DEADLINE:
             raise ConfigError(f"short={self.short.value!r}: only Stop.DEADLINE ends a round below its bound")
+        if self.fill is Fill.PREVIOUS and self.lossy and self.consistency is not Consistency.RELAXED:
+            raise ConfigError("fill='previous' keeps each rank's own values: it needs consistency='relaxed'")
         if self.carry is not None and self.fill is not Fill.ZERO:
             raise ConfigError(
                 f"fill={self.fill.value!r} with carry: what is carried over must not be made up for as well; use one of them"
@@ -182,6 +190,11 @@ class Policy:
     def lossy(self) -> bool:
         """True if this policy may lose anything."""
         return self.budget > 0.0
+
+    @property
+    def message_stop(self) -> Stop:
+        """The stop rule of this policy's messages."""
+        return Stop.ABANDON if self.short is Short.SKIP else self.stop
 
     @property
     def gather_leg_budget(self) -> float:

@@ -12,6 +12,7 @@ import enum
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import round_of
+from dblp.transport.policy import Stop
 from dblp.transport.port import Slab
 
 FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
@@ -182,6 +184,22 @@ class _Expectation:
             return bursts
         return int(same.all(axis=(1, 2)).argmin())
 
+    def alike(
+        self, rows: npt.NDArray[np.uint64], bursts: int, seq: int
+    ) -> tuple[int, npt.NDArray[np.uint32]]:
+        """How many of the headers ``rows`` are those of consecutive bursts from ``seq`` on, of any chunks, and which (bursts,
+        count)."""
+        expected, words, seen = self._expected[:bursts], self._words[:bursts], self._seen[:bursts]
+        seen[:] = rows
+        expected[..., 4] = seen[..., 4]
+        words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
+        indices = seen.view(np.uint32)[..., 10]
+        words[..., 10] = indices
+        same = seen == expected
+        if not same.all():
+            bursts = int(same.all(axis=(1, 2)).argmin())
+        return bursts, indices[:bursts].byteswap()
+
 
 class PeerReceiver:
     """Everything that comes from one peer."""
@@ -228,23 +246,26 @@ class PeerReceiver:
         count, payload = slab.count, slab.size - HEADER_BYTES
         message_id, seq, first = header[8], header[10], header[13]
         message = self.messages.get(message_id)
-        if message is None or message.sink is None or first < message.high or header[4] != count or header[5]:
+        if message is None or message.sink is None or header[4] != count or header[5]:
             return 0
         spec = message.spec
         assert spec is not None
         if spec.chunk_bytes != payload or count > wire.BURST_DATAGRAMS or header[9] != len(message.have):
             return 0
-        bursts = min(slab.supers - done, TRAIN_SUPERS, (spec.nbytes // payload - first) // count)
-        if bursts < 1:
-            return 0
         spacing, offset = slab.spacing, slab.offset + done * slab.spacing
-        rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, offset, (spacing, slab.size, 8))
-        bursts = self._intact_bursts(rows, header, first, seq)
+        if message.tagged:
+            bursts = self._take_tagged(message, slab, offset, min(slab.supers - done, TRAIN_SUPERS), header)
+        else:
+            bursts = min(slab.supers - done, TRAIN_SUPERS, (spec.nbytes // payload - first) // count)
+            if bursts < 1 or first < message.high:
+                return 0
+            rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, offset, (spacing, slab.size, 8))
+            bursts = self._expectation(rows, header).intact(rows, bursts, first, seq)
+            if bursts:
+                payloads = self._payloads(message, slab, offset, bursts)
+                message.accept_train(first, payloads, header[2] & wire.CLASS_MASK)
         if not bursts:
             return 0
-        shape, strides = (bursts, count, message.per_chunk), (spacing, slab.size, message.width)
-        sink_dtype = message.sink.dtype
-        message.accept_train(first, np.ndarray(shape, sink_dtype, slab.arena, offset + HEADER_BYTES, strides))
         message.last_useful = now
         self.chunks_received += bursts * count
         self._finish_if_complete(message, now)
@@ -258,10 +279,38 @@ class PeerReceiver:
             self._on_last(message_id, header, now)
         return bursts
 
-    def _intact_bursts(
-        self, rows: npt.NDArray[np.uint64], header: tuple[int, ...], first: int, seq: int
+    def _take_tagged(
+        self, message: Incoming, slab: Slab, offset: int, bursts: int, header: tuple[int, ...]
     ) -> int:
-        """How many of the headers (bursts, count, 6) are those of consecutive bursts of consecutive chunks.
+        """The train of a tagged message: its chunks may have gaps. Returns how many bursts were placed."""
+        spec, count, cls = message.spec, slab.count, header[2] & wire.CLASS_MASK
+        assert spec is not None
+        shape, strides = (bursts, count, 6), (slab.spacing, slab.size, 8)
+        rows = np.ndarray(shape, np.uint64, slab.arena, offset, strides)
+        bursts, chunks = self._expectation(rows, header).alike(rows, bursts, header[10])
+        if not bursts:
+            return 0
+        first, last = int(chunks[0, 0]), int(chunks.max())
+        if last >= spec.nbytes // spec.chunk_bytes:
+            return 0
+        payloads = self._payloads(message, slab, offset, bursts)
+        if last - first == bursts * count - 1 and (np.diff(chunks.reshape(-1)) == 1).all():
+            if not message.is_new(first, bursts * count):
+                return 0
+            message.accept_train(first, payloads, cls)
+        elif not message.accept_scattered(chunks, payloads, cls):
+            return 0
+        return bursts
+
+    @staticmethod
+    def _payloads(message: Incoming, slab: Slab, offset: int, bursts: int) -> npt.NDArray[Any]:
+        """Payloads of a train (bursts, chunks a burst, elements a chunk), a view."""
+        assert message.sink is not None
+        shape, strides = (bursts, slab.count, message.per_chunk), (slab.spacing, slab.size, message.width)
+        return np.ndarray(shape, message.sink.dtype, slab.arena, offset + HEADER_BYTES, strides)
+
+    def _expectation(self, rows: npt.NDArray[np.uint64], header: tuple[int, ...]) -> _Expectation:
+        """What the headers (bursts, count, 6) should be.
 
         Headers are copied together and compared with an expectation that stands from the last train of the same message:
         operations over whole columns, not over rows of six words, which numpy walks one by one.
@@ -274,7 +323,7 @@ class PeerReceiver:
             if len(self._expectations) >= MAX_EXPECTATIONS:
                 del self._expectations[next(iter(self._expectations))]
             expectation = self._expectations[key] = _Expectation(rows[0, 0], bursts, count)
-        return expectation.intact(rows, bursts, first, seq)
+        return expectation
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
         """Datagrams start.. of a slab, all DATA of this peer as far as the first header tells. Returns how many were used as
@@ -322,11 +371,11 @@ class PeerReceiver:
         if (
             message is not None
             and message.sink is not None
-            and first >= message.high
             and message.fits(first, count, payload)
+            and message.is_new(first, count)
         ):
-            width = payload // message.width
-            message.accept_run(first, slab.rows(start, count, HEADER_BYTES, width, message.sink.dtype))
+            width, cls = payload // message.width, header[2] & wire.CLASS_MASK
+            message.accept_run(first, slab.rows(start, count, HEADER_BYTES, width, message.sink.dtype), cls)
             message.last_useful = now
             self.chunks_received += count
             self._finish_if_complete(message, now)
@@ -334,7 +383,7 @@ class PeerReceiver:
         else:
             chunks = np.arange(first, first + count, dtype=np.uint32)
             rows = slab.rows(start, count, HEADER_BYTES, payload, _U8)
-            accepted = self._accept(message_id, chunks, rows, now)
+            accepted = self._accept(message_id, chunks, rows, header[2] & wire.CLASS_MASK, now)
         if accepted:
             self._mark_bursts(slab, start, header, seq, 1, mask, count * size)
             if header[2] & _FLAGS:
@@ -359,7 +408,7 @@ class PeerReceiver:
         mask = int(np.bitwise_or.reduce(np.left_shift(np.uint64(1), positions)))
         payload = slab.size - HEADER_BYTES
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
-        if self._accept(header[8], chunks, payloads, now):
+        if self._accept(header[8], chunks, payloads, header[2] & wire.CLASS_MASK, now):
             self._mark_bursts(slab, start, header, header[10], 1, mask, count * slab.size)
             if header[2] & _FLAGS:
                 self._on_flags(header[8], header, mask, now)
@@ -384,6 +433,7 @@ class PeerReceiver:
         message_id: int,
         chunks: npt.NDArray[np.uint32],
         rows: npt.NDArray[np.uint8],
+        cls: int,
         now: float,
     ) -> bool:
         """General path of a group of chunks; True if they may be acknowledged."""
@@ -398,14 +448,19 @@ class PeerReceiver:
             if message is None:
                 return False
         if message.sink is None:
-            return self._hold_early(message, chunks, rows)
-        if not self._place(message, chunks, rows, now):
+            return self._hold_early(message, chunks, rows, cls)
+        if not self._place(message, chunks, rows, cls, now):
             return False
         self._finish_if_complete(message, now)
         return True
 
     def _place(
-        self, message: Incoming, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], now: float
+        self,
+        message: Incoming,
+        chunks: npt.NDArray[np.uint32],
+        rows: npt.NDArray[np.uint8],
+        cls: int,
+        now: float,
     ) -> bool:
         """Place what is new of these chunks, if they can belong to the message."""
         spec = message.spec
@@ -420,7 +475,7 @@ class PeerReceiver:
         if rows.shape[1] != (tail if short else spec.chunk_bytes) or (short and len(chunks) > 1):
             self._drops[Drop.LENGTH] += len(chunks)
             return False
-        fresh = message.accept(chunks, rows)
+        fresh = message.accept(chunks, rows, cls)
         self.chunks_received += fresh
         if fresh < len(chunks):
             self._note_duplicates(message.id, len(chunks) - fresh, Drop.DUPLICATE)
@@ -435,10 +490,12 @@ class PeerReceiver:
 
     def take_early(self, message: Incoming, now: float) -> None:
         """Place what had come before the receive was posted, and give its memory back."""
-        for chunks, rows in self._let_go_early(message):
-            self._place(message, chunks, rows, now)
+        for chunks, rows, cls in self._let_go_early(message):
+            self._place(message, chunks, rows, cls, now)
 
-    def _let_go_early(self, message: Incoming) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
+    def _let_go_early(
+        self, message: Incoming
+    ) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]]:
         early, message.early = message.early, []
         self.early_bytes -= message.early_bytes
         message.early_bytes = 0
@@ -456,13 +513,14 @@ class PeerReceiver:
         message: Incoming,
         chunks: npt.NDArray[np.uint32],
         rows: npt.NDArray[np.uint8],
+        cls: int,
     ) -> bool:
         cost = int(rows.size) + 64 * len(chunks)
         # An eighth above the pool's nominal size: duplicates of early chunks are held too until they can be told apart.
         if self.early_bytes + cost > self.config.early_bytes * 1.125 + EARLY_SLACK_BYTES:
             self._drops[Drop.EARLY_FULL] += len(chunks)
             return False
-        message.early.append((chunks, rows.copy()))
+        message.early.append((chunks, rows.copy(), cls))
         message.early_bytes += cost
         self.early_bytes += cost
         return True
@@ -590,7 +648,9 @@ class PeerReceiver:
         spec = message.spec
         if message.closed or spec is None or message.sink is None:
             return
-        if message.got < spec.chunks - message.may_miss or message.opened is None:
+        if message.opened is None:
+            return
+        if message.got < spec.chunks - message.may_miss and spec.stop is not Stop.ABANDON:
             return
         if message.complete(now, self.quiet_s, self.unended_quiet_s):
             self.close_message(message)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.transport.config import HEADER_BYTES
-from dblp.transport.message import MessageSpec
+from dblp.transport.message import UNTAGGED, ClassCounts, MessageSpec, most_critical
 from dblp.transport.policy import Stop
 
 VERSION = 1
@@ -235,15 +235,20 @@ class Open(NamedTuple):
     spec: MessageSpec
     signature: bytes
     energy: float
+    counts: ClassCounts = UNTAGGED
 
 
 OPEN_FIELDS = (
     Field("nbytes", "Q", "bytes of the message"),
     Field("chunk_bytes", "I", "bytes of each chunk but the last"),
     Field("budget", "d", "share of the chunks that may miss, [0, 1)"),
-    Field("stop", "B", "stop rule: 0 eager, 1 stall, 2 deadline"),
+    Field("stop", "B", "stop rule: 0 eager, 1 stall, 2 deadline, 3 abandon"),
     Field("stop_after_s", "d", "seconds, for the deadline rule"),
     Field("energy", "d", "sum of squares of the message, for bounded ones"),
+    Field("critical", "I", "chunks of class 0, of which none may miss; a tenth of all at most, or one"),
+    Field("class_1", "I", "chunks of class 1"),
+    Field("class_2", "I", "chunks of class 2"),
+    Field("class_3", "I", "chunks of class 3; all four are 0 where the chunks have one class, which is not 0"),
     Field(
         "signature_bytes",
         "B",
@@ -266,6 +271,7 @@ def encode_open(message: Open) -> bytes:
         stop,
         spec.stop_after_s,
         message.energy,
+        *message.counts,
         len(message.signature),
     )
     return _OPEN.pack(*fixed) + message.signature
@@ -275,7 +281,7 @@ def decode_open(payload: bytes) -> Open | None:
     """OPEN's payload, or None if it makes no sense."""
     if len(payload) < _OPEN.size:
         return None
-    nbytes, chunk_bytes, budget, stop, stop_after, energy, length = _OPEN.unpack_from(payload)
+    nbytes, chunk_bytes, budget, stop, stop_after, energy, *counts, length = _OPEN.unpack_from(payload)
     if (
         stop >= len(_STOPS)
         or chunk_bytes == 0
@@ -286,7 +292,9 @@ def decode_open(payload: bytes) -> Open | None:
     spec = MessageSpec(
         nbytes=nbytes, chunk_bytes=chunk_bytes, budget=budget, stop=_STOPS[stop], stop_after_s=stop_after
     )
-    return Open(spec, payload[_OPEN.size :], energy)
+    if any(counts) and (sum(counts) != spec.chunks or counts[0] > most_critical(spec.chunks)):
+        return None
+    return Open(spec, payload[_OPEN.size :], energy, (counts[0], counts[1], counts[2], counts[3]))
 
 
 class Space(NamedTuple):

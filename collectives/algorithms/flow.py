@@ -6,6 +6,8 @@ keeps each chunk to that order: a chunk is offered to a send when the stages (ad
 it; rows that come too early for their stage are staged in memory of their own, at most the size of the message, taken when
 first needed. So sums have the order of the program, whatever the order of arrival, and every hop is pipelined.
 
+``fold`` is ``add`` for all peers at once, in rank order (the direct exchange).
+
 Under a bound. A hole (a chunk that a hop may miss) is known when its message has ended. In the reduce leg, what stands there
 goes on without the peer's partial sum, which its sender keeps (``Keep``): nothing else knows it. In the gather leg a hole is
 filled with zeros and goes on as zeros: it can't be mended downstream. Under ``Consistency.AGREED`` every rank at last tells the
@@ -19,22 +21,23 @@ staged, until the send's FINAL has told which of the sums were counted, so that 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dblp.collectives.algorithms.fold import Fold, Part
 from dblp.collectives.algorithms.grid import chunk_bytes
-from dblp.collectives.algorithms.hops import Add, Array, Copy, Keep, Outlet, Span, Stage, true_runs
-from dblp.collectives.algorithms.incast import Turns
+from dblp.collectives.algorithms.hops import Add, Array, Copy, Keep, Node, Outlet, Span, Stage, true_runs
+from dblp.collectives.algorithms.incast import Incast, Turns, Watch
 from dblp.collectives.algorithms.sinks import CopySink
 from dblp.collectives.algorithms.union import Union
-from dblp.collectives.reduction import Reducer
+from dblp.collectives.reduction import Reducer, energy
 from dblp.collectives.round import Round
 from dblp.transport.config import CHUNK_ALIGN_BYTES
 from dblp.transport.message import MessageSpec, Received
-from dblp.transport.policy import Bounded, Consistency, Policy
+from dblp.transport.policy import Bounded, Consistency, Policy, Short
 
 _FINE = Bounded(0.5)
 """Grids are those of bounded rounds, also in exact ones: where the order of a sum depends on its shard, exact and bounded
@@ -77,24 +80,28 @@ class Flow:
         self._keep = keep
         self._tell_step = tell_step
         self._turns = Turns(round_.incast.limit if tell_step and round_.incast else round_.world_size)
-        self._last: list[tuple[Span, Stage]] = []  # the stage that each chunk has passed last
+        self._last: list[tuple[Span, Node]] = []  # the stage that each chunk has passed last
         self._sends: list[Outlet] = []  # those of the reduce leg
         self._outlets: list[tuple[Outlet, list[Span]]] = []
-        self._stages: list[Stage] = []
+        self._stages: list[Stage | Part] = []
         self._owned: list[Span] = []
         self._left = 0
         self._union: Union | None = None
         self._missing: dict[int, npt.NDArray[np.uint32]] = {}
+        self._weighed, self._weighed_chunks = 0.0, 0  # contributions whose energy is known
+        self._short = False  # a message was given up below its bound
 
     # --- declaring
 
-    def send(self, peer: int, step: int, span: Span, *, gather: bool = False) -> None:
-        """Send what stands in ``span`` after the stages declared so far."""
+    def send(self, peer: int, step: int, span: Span, *, gather: bool = False, weigh: bool = False) -> None:
+        """Send what stands in ``span`` after the stages declared so far; ``weigh``: tell its energy, which is known now."""
         if not span.chunks:
             return
         spec = self._spec(span, self.gather_budget if gather else self.reduce_budget)
         before = _overlaps(self._last, span)
-        outlet = Outlet(self, span, peer, step, spec, waits=bool(before))
+        outlet = Outlet(self, span, peer, step, spec, waits=bool(before), gather=gather)
+        if weigh and self.policy.lossy:
+            outlet.energy = energy(self.elements(span), self.reducer.dtype)
         for common, stage in before:
             stage.followers.append((common.low, common.high, outlet))
         self._outlets.append((outlet, _rest(span, [common for common, _ in before])))
@@ -111,30 +118,43 @@ class Flow:
         for common, before in _overlaps(self._last, span):
             stage.wait(common.low, common.high)
             before.followers.append((common.low, common.high, stage))
-        self._enter(stage)
+        self._enter(stage, [stage])
         if final:
             self._owned.append(span)
+
+    def fold(self, step: int, span: Span) -> None:
+        """Reduce what all peers send of ``span`` with what stands there, in rank order; the sum is complete then, and this rank
+        owns it. Nothing may have been declared for the span before."""
+        if not span.chunks:
+            return
+        node = Fold(self, span)
+        self._enter(node, node.receives(step, self._spec(span, self.reduce_budget)))
+        self._owned.append(span)
 
     def copy(self, peer: int, step: int, span: Span) -> None:
         """Take over the result that ``peer`` sends of ``span``."""
         if not span.chunks:
             return
         stage = Copy(self, span, peer, step, self._spec(span, self.gather_budget))
-        if self.policy.lossy:
+        # A receiver that stops early may have closed what was sent from here before it was added up, or a result before its
+        # sum: then late rows, or a fill, would meet what does not belong to them.
+        early = self.policy.lossy and (self.gather_budget > 0.0 or bool(_overlaps(self._last, span)))
+        if early or (self.policy.lossy and self._keep is not None):
             for outlet in self._sends:
                 low, high = max(span.low, outlet.span.low), min(span.high, outlet.span.high)
                 if low < high:
                     outlet.tells = True
                     outlet.followers.append((low, high, stage))
                     stage.wait(low, high)
-        self._enter(stage)
+        self._enter(stage, [stage])
 
     def post(self) -> None:
         """Post all messages; the round is done when its receives have ended."""
         self._post_union()
-        for outlet in self._sends if self._tell_step else ():
-            outlet.tells = True
-            outlet.tell = self._teller(outlet.peer)
+        if self._tell_step:
+            self._post_tells()
+            for outlet in self._sends:
+                outlet.on_counts = self._teller(outlet.peer)
         for outlet, _ in self._outlets:
             outlet.post()
         for outlet, free in self._outlets:
@@ -142,13 +162,11 @@ class Flow:
                 outlet.ready(span.low, span.high)
         for stage in self._stages:
             self._receive(stage)
-        if self._tell_step:
-            self._post_tells([stage.peer for stage in self._stages if isinstance(stage, Add)])
         # Nodes know the flow: without this, cycles would keep the caller's memory for the garbage collector.
         del self._outlets, self._stages, self._sends, self._last
 
-    def _receive(self, stage: Stage) -> None:
-        window = self._turns.window() if isinstance(stage, Add) else 0
+    def _receive(self, stage: Stage | Part) -> None:
+        window = self._turns.window() if stage.pushed else 0
         release = self.round.receive(
             stage.peer,
             stage.step,
@@ -173,24 +191,30 @@ class Flow:
 
         return tell
 
-    def _post_tells(self, peers: list[int]) -> None:
-        incast, told = self.round.incast, []
-
-        def on_done(_: Received) -> None:
-            told.append(1)
-            if len(told) == len(peers) and incast is not None:
-                incast.on_round(int(counts[:, 0].sum()), int(counts[:, 1].sum()))
-
-        counts = np.zeros((len(peers), 2), np.uint32)
+    def _post_tells(self) -> None:
+        """Receive what the peers tell, and watch when the results have arrived."""
+        peers = [stage.peer for stage in self._stages if stage.pushed]
+        if not peers:
+            return
+        incast = self.round.incast or Incast(len(peers))
+        results = [outlet for outlet, _ in self._outlets if outlet.gather]
+        watch = Watch(incast, len(peers) + len(results), self.round.endpoint.time)
         message = MessageSpec(nbytes=8, chunk_bytes=CHUNK_ALIGN_BYTES)
-        for peer, row in zip(peers, counts, strict=True):
-            self.round.receive(
-                peer, self._tell_step, message, CopySink(row, CHUNK_ALIGN_BYTES), on_done=on_done
-            )
+        for peer in peers:
+            counts = np.zeros(2, np.uint32)
+
+            def on_done(_: Received, counts: Array = counts) -> None:
+                watch.event(int(counts[0]), int(counts[1]))
+
+            sink = CopySink(counts, CHUNK_ALIGN_BYTES)
+            self.round.receive(peer, self._tell_step, message, sink, on_done=on_done)
+        for outlet in results:
+            outlet.on_counts = lambda sent, resent: watch.event()
 
     def _post_union(self) -> None:
-        if self.policy.consistency is Consistency.AGREED and int(self.gather_budget * self.all.chunks):
-            self._union = Union(self.round, -(-self.all.chunks // 8), _UNION_STEP, self._fill)
+        holes = self.policy.consistency is Consistency.AGREED and int(self.gather_budget * self.all.chunks)
+        if holes or self.policy.short is Short.SKIP:
+            self._union = Union(self.round, 1 + -(-self.all.chunks // 8), _UNION_STEP, self._fill)
 
     # --- what nodes need
 
@@ -199,7 +223,9 @@ class Flow:
         return self.buffer[span.low * self.per_chunk : span.high * self.per_chunk]
 
     def guard(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call what the endpoint's loop called: its errors are the round's."""
+        """Call what the endpoint's loop called: its errors are the round's, while there is one."""
+        if self.round.error is not None:
+            return
         try:
             call(*arguments)
         except Exception as error:
@@ -210,29 +236,40 @@ class Flow:
         if self._keep is not None:
             self._keep(span.low * self.per_chunk, self.elements(span), divided=divided)
 
-    def ended(self, stage: Stage, received: Received) -> None:
+    def ended(self, stage: Stage | Part, received: Received) -> None:
         """A message has ended."""
-        if isinstance(stage, Add):
+        if stage.pushed:
             self._turns.next()
+        if len(received.missing) > stage.spec.may_miss:
+            self._short = True
         if stage.spec.budget:
             self._note(stage, received)
 
-    def _note(self, stage: Stage, received: Received) -> None:
-        """How a bounded message ended. Its holes are reported in the buffer's grid, once a leg; what a partial sum would have
-        weighed is known to nobody in time, so the share of its chunks stands for that of its energy."""
+    def _note(self, stage: Stage | Part, received: Received) -> None:
+        """How a bounded message ended. Its holes are reported in the buffer's grid. What a partial sum or a result would have
+        weighed is known to nobody in time, so a chunk of one stands for a mean one."""
         before = self._missing.get(stage.peer, _NONE)
-        holes = received.missing + np.uint32(stage.span.low)
-        self._missing[stage.peer] = np.sort(np.concatenate([before, holes]))
-        chunks = float(stage.span.chunks)
-        told = Received(missing=self._missing[stage.peer], energy_total=chunks)
-        self.round.lost(stage.peer, stage.spec, told, chunks - len(holes))
+        self._missing[stage.peer] = np.sort(
+            np.concatenate([before, received.missing + np.uint32(stage.span.low)])
+        )
+        chunks = stage.span.chunks
+        if isinstance(stage, Part):
+            total, came = stage.energies(received)
+            self._weighed += total
+            self._weighed_chunks += chunks
+        else:
+            mean = self._weighed / self._weighed_chunks if self._weighed_chunks else 1.0
+            total, came = mean * chunks, mean * (chunks - len(received.missing))
+        told = Received(missing=self._missing[stage.peer], energy_total=total)
+        self.round.lost(stage.peer, stage.spec, told, came)
 
     def count(self, chunks: int) -> None:
         """So many more chunks of a stage are settled; with the last of all, this rank knows its holes."""
         self._left -= chunks
         if self._left == 0 and self._union is not None:
             union, self._union = self._union, None
-            union.start(np.packbits(self.holes))
+            holes = self.holes if self.policy.consistency is Consistency.AGREED else np.zeros_like(self.holes)
+            union.start(np.append(np.uint8(self._short), np.packbits(holes)))
 
     # --- helpers
 
@@ -244,20 +281,24 @@ class Flow:
             nbytes=nbytes,
             chunk_bytes=self.chunk,
             budget=budget,
-            stop=self.policy.stop,
+            stop=self.policy.message_stop,
             stop_after_s=self.policy.stop_after_s,
         )
 
-    def _enter(self, stage: Stage) -> None:
-        """From here on, the chunks of the stage have passed it last."""
-        kept = [(part, before) for span, before in self._last for part in _rest(span, [stage.span])]
-        self._last = [*kept, (stage.span, stage)]
-        self._stages.append(stage)
-        self._left += stage.span.chunks
+    def _enter(self, node: Node, receives: Sequence[Stage | Part]) -> None:
+        """From here on, the chunks of the node's span have passed it last."""
+        kept = [(part, before) for span, before in self._last for part in _rest(span, [node.span])]
+        self._last = [*kept, (node.span, node)]
+        self._stages += receives
+        self._left += node.span.chunks
 
     def _fill(self, bits: npt.NDArray[np.uint8]) -> None:
-        """The union of all ranks' holes is known: all fill it alike."""
-        missing = np.unpackbits(bits, count=self.all.chunks).view(np.bool_)
+        """The union of all ranks' holes is known, and whether a message was given up on any: all fill it alike."""
+        if bits[0]:
+            self.buffer[...] = 0
+            self.round.skipped = True
+            return
+        missing = np.unpackbits(bits[1:], count=self.all.chunks).view(np.bool_)
         for low, high in true_runs(missing, 0):
             for own in self._owned:
                 part = Span(max(low, own.low), min(high, own.high))
@@ -269,7 +310,7 @@ class Flow:
 _NONE = np.empty(0, np.uint32)
 
 
-def _overlaps(stages: list[tuple[Span, Stage]], span: Span) -> list[tuple[Span, Stage]]:
+def _overlaps(stages: list[tuple[Span, Node]], span: Span) -> list[tuple[Span, Node]]:
     common = [(Span(max(part.low, span.low), min(part.high, span.high)), stage) for part, stage in stages]
     return [(part, stage) for part, stage in common if part.chunks > 0]
 

@@ -15,6 +15,7 @@ from dblp.collectives.algorithms.grid import runs
 from dblp.collectives.algorithms.sinks import whole_rows, words
 from dblp.transport.interface import Sending
 from dblp.transport.message import MessageSpec, Received, Sent
+from dblp.transport.policy import Fill
 
 if TYPE_CHECKING:
     from dblp.collectives.algorithms.flow import Flow
@@ -70,16 +71,21 @@ class Node:
 
 
 class Outlet(Node):
-    """A send. In the reduce leg of a lossy round it is done with a chunk when that was offered and FINAL has come."""
+    """A send. ``waits``: for stages before it. ``tells``: it is done with a chunk when that was offered and FINAL has come, as
+    the reduce leg's sends of a lossy round are. ``on_counts`` is told how many chunks were sent first and again."""
 
-    def __init__(self, flow: Flow, span: Span, peer: int, step: int, spec: MessageSpec, waits: bool) -> None:
+    def __init__(
+        self, flow: Flow, span: Span, peer: int, step: int, spec: MessageSpec, *, waits: bool, gather: bool
+    ) -> None:
         super().__init__(flow, span)
         self.peer = peer
         self.step = step
         self.spec = spec
         self.waits = waits
         self.tells = False
-        self.tell: Callable[[int, int], None] | None = None
+        self.gather = gather
+        self.energy = 0.0
+        self.on_counts: Callable[[int, int], None] | None = None
         self._offered: Bools | None = None
         self._missing: Bools | None = None
         self._final = False
@@ -89,10 +95,17 @@ class Outlet(Node):
         flow = self.flow
         data = flow.elements(self.span)
         self._sending = flow.round.send(
-            self.peer, self.step, data, self.spec, offered=not self.waits, confirmed=self.tells
+            self.peer,
+            self.step,
+            data,
+            self.spec,
+            offered=not self.waits,
+            energy=self.energy,
+            confirmed=self.tells or (self.on_counts is not None and not self.gather),
         )
         if self.tells:
             self._offered = np.full(self.span.chunks, not self.waits)
+        if self.tells or self.on_counts is not None:
             self._sending.done.add_done_callback(self._on_final)
 
     def ready(self, low: int, high: int) -> None:
@@ -104,15 +117,16 @@ class Outlet(Node):
                 self._settle(low, high)
 
     def _on_final(self, done: asyncio.Future[Sent]) -> None:
-        if done.cancelled() or done.exception() is not None or self.flow.round.ended:
+        if done.cancelled() or done.exception() is not None:
             return
-        self.flow.guard(self._finalise, done.result())
+        if self.on_counts is not None and self._sending is not None:
+            self.flow.guard(self.on_counts, *self._sending.counts)
+        if self.tells:
+            self.flow.guard(self._finalise, done.result())
 
     def _finalise(self, sent: Sent) -> None:
-        assert self._offered is not None and self._sending is not None
+        assert self._offered is not None
         self._final = True
-        if self.tell is not None:
-            self.tell(*self._sending.counts)
         if len(sent.missing):
             self._missing = np.zeros(self.span.chunks, np.bool_)
             self._missing[sent.missing] = True
@@ -129,6 +143,9 @@ class Outlet(Node):
 
 class Stage(Node):
     """A receive: ``Add`` or ``Copy``. It is its message's sink."""
+
+    pushed = False
+    """It takes contributions, of which ``incast`` may let in a few peers at a time."""
 
     def __init__(self, flow: Flow, span: Span, peer: int, step: int, spec: MessageSpec) -> None:
         super().__init__(flow, span)
@@ -256,6 +273,8 @@ class Add(Stage):
     """Adds what a peer sends. ``final``: nothing more is added, so averages are divided here. ``fresh``: the first
     contribution, which replaces what stands there."""
 
+    pushed = True
+
     def __init__(self, *place: Any, final: bool, fresh: bool) -> None:
         super().__init__(*place)
         self.final = final
@@ -289,7 +308,8 @@ class Copy(Stage):
         target[...] = rows
 
     def skip(self, low: int, high: int) -> None:
-        self._part(self.target, low, high)[...] = 0
+        if self.flow.policy.fill is not Fill.PREVIOUS:
+            self._part(self.target, low, high)[...] = 0
         self.flow.holes[low + self.span.low : high + self.span.low] = True
 
 

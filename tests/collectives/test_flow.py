@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dblp.collectives import algorithms
-from dblp.collectives.algorithms import halving_doubling, hierarchical, ps, ring
+from dblp.collectives.algorithms import direct, halving_doubling, hierarchical, ps, ring
 from dblp.collectives.algorithms.hops import Span
 from dblp.collectives.algorithms.union import Union, schedule
 from dblp.collectives.group import Group
@@ -22,6 +22,7 @@ from tests.collectives.fake import FakeNet
 from tests.collectives.worlds import run_members, run_memory, run_network, total
 
 POSTS = {
+    "direct": direct.post,
     "ring": ring.post,
     "halving_doubling": halving_doubling.post,
     "hierarchical": hierarchical.post,
@@ -106,7 +107,8 @@ def test_something_is_kept_on_both_legs(monkeypatch, name, world_size):
     partial = np.flatnonzero((arrays[0] != whole) & (arrays[0] != 0))
     assert len(partial) > 0.02 * count
     assert sum(report.missing_chunks for report in reports) > 0
-    assert all(report.energy_lost == pytest.approx(report.missing_share) for report in reports)
+    if name != "direct":  # the others do not know what a partial sum weighed
+        assert all(report.energy_lost == pytest.approx(report.missing_share) for report in reports)
 
 
 @pytest.mark.parametrize("name", POSTS)
