@@ -21,7 +21,7 @@ from dblp.transport.policy import Bounded
 from tests.collectives.worlds import run_memory, run_network, total, values
 
 WORLD_SIZES = [1, 2, 3, 4, 5, 8]
-ALGORITHMS = ["auto", "direct", "ring", "flat"]
+ALGORITHMS = ["auto", "direct", "ring", "flat", "halving_doubling", "hierarchical", "ps"]
 FUNCTIONS = {
     Op.SUM: np.add,
     Op.AVG: np.add,
@@ -100,7 +100,7 @@ def test_every_algorithm_and_size(run, algorithm, world_size):
             assert array.tobytes() == wanted.tobytes(), (algorithm, count)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_the_same_bits_on_all_ranks_and_in_every_order_of_arrival(algorithm, world_size):
     """Sums of random floats depend on their order: equal bits mean that the order is fixed."""
@@ -406,7 +406,7 @@ def test_many_rounds_in_flight(run):
         assert (arrays[i] == 3 * i + 3).all()
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_over_a_bad_network(algorithm, seed):
     """Real endpoints, losses, reordering and duplicates: every element right, the same bits, resends reported."""
@@ -427,7 +427,7 @@ def test_exact_over_a_bad_network(algorithm, seed):
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.2])
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
 def test_arrays_are_let_go_without_the_garbage_collector(algorithm, budget):
     """Buckets are large and come every few milliseconds: nothing may keep them in a cycle."""
 
