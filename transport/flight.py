@@ -63,13 +63,18 @@ class Flight:
         self.count = count  # datagrams in each burst
         self.bursts = bursts
         self.unacked = full_mask(bursts, count)
-        self.nbytes = nbytes
+        self.nbytes = nbytes  # of what is not acknowledged yet, as ``cost``
         self.cost = cost  # at the kernel's charge, see SendPath.charge
         self.sent_at = sent_at
         self.message = message
         self.first = first
         self.chunks = chunks  # None: chunks first..first+count-1
         self.control = control
+
+    @property
+    def last_unacked(self) -> int:
+        """Number of the last datagram that is not acknowledged: 64 for each burst of the class on this path, then the place."""
+        return self.seq * wire.BURST_DATAGRAMS + self.unacked.bit_length() - 1
 
     def chunks_at(self, bits: int) -> npt.NDArray[np.uint32]:
         """Chunk indices at the positions whose bits are set."""
@@ -117,8 +122,12 @@ class SendSpace:
     def __init__(self) -> None:
         self.next_seq = 0
         self.flights: deque[Flight] = deque()
-        self.largest_acked = -1  # first burst of the newest flight of which something arrived
+        self.largest_acked = -1  # number of the newest datagram that arrived, as ``Flight.last_unacked``
         self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
+
+    def unanswered(self) -> bool:
+        """Something is in flight of which neither it nor anything behind it is known to have arrived: only a question tells."""
+        return bool(self.flights) and self.flights[-1].last_unacked > self.largest_acked
 
     def free_bursts(self) -> int:
         """Bursts that may leave before the oldest unacknowledged one falls out of the mask window."""

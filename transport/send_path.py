@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from dblp.transport.config import TransportConfig
 from dblp.transport.congestion import make_congestion_control
-from dblp.transport.flight import SendSpace
+from dblp.transport.flight import Flight, SendSpace
 from dblp.transport.port import Address
 
 PACKET_OVERHEAD_BYTES = 900
@@ -97,6 +97,15 @@ class SendPath:
         self.rttvar += 0.25 * (abs(self.srtt - sample) - self.rttvar)
         self.srtt += 0.125 * (sample - self.srtt)
 
+    def release_part(self, flight: Flight, datagrams: int) -> None:
+        """Some of a flight's datagrams arrived, not all: what they took of the window and the credit is free again."""
+        left = flight.unacked.bit_count()
+        nbytes, cost = flight.nbytes * datagrams // left, flight.cost * datagrams // left
+        flight.nbytes -= nbytes
+        flight.cost -= cost
+        self.inflight_bytes -= nbytes
+        self.inflight_cost -= cost
+
     def newly_marked(self, marked: int) -> int:
         """Datagrams with a congestion mark since the feedback before: feedback has their number modulo 2^32."""
         new = (marked - self.marked_seen) & 0xFFFFFFFF
@@ -156,8 +165,9 @@ class SendPath:
 
     def answered(self, news: Set[int], now: float) -> float:
         """When the peer was last heard of what is in flight, class by class: now for those of which it had ``news``. What else it
-        acknowledges must not put off the question for a class of which it knows nothing."""
-        flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.flights]
+        acknowledges must not put off the question for a class of which it knows nothing. What was overtaken is not asked about:
+        its age decides."""
+        flying = [(cls, space.flights[-1]) for cls, space in enumerate(self.spaces) if space.unanswered()]
         return min([now if cls in news else flight.sent_at for cls, flight in flying], default=now)
 
     def charge(self, nbytes: int, datagrams: int, bursts: int = 1) -> int:

@@ -1,7 +1,7 @@
 """Sending to one peer: which burst leaves next, on which path, and what the peer's feedback says of those that left.
 
 Theory of operation. Each (path, class) numbers its bursts; a ``Flight`` remembers what each carried until it is
-acknowledged or declared lost. Loss needs evidence: a later burst of the same path and class has arrived, and the flight is
+acknowledged or declared lost. Loss needs evidence: a later datagram of the same path and class has arrived, and the flight is
 older than a round trip and the reordering seen so far (RFC 9002, section 6.1.2, without its packet threshold: spraying
 and jitter reorder by design). Silence is no loss: after a retransmission timeout an END or PING asks for feedback, and is
 itself the later arrival that gives evidence. Timeouts do not back off for the first ``STEADY_PROBES`` tries, so that the
@@ -518,7 +518,7 @@ class PeerSender:
         masks, base = report.masks, report.base
         kept: deque[Flight] = deque()
         flights = space.flights
-        newest: Flight | None = None
+        newest = -1
         while flights:
             flight = flights[0]
             ahead = _bursts_ahead(flight.seq, base)
@@ -532,8 +532,11 @@ class PeerSender:
                     masks << (-ahead * wire.BURST_DATAGRAMS) & flight.unacked if -ahead < flight.bursts else 0
                 )
             if got:
-                newest = flight
-                path.acked_lately += got.bit_count()
+                newest = flight.seq * wire.BURST_DATAGRAMS + got.bit_length() - 1
+                arrived = got.bit_count()
+                path.acked_lately += arrived
+                if got != flight.unacked:
+                    path.release_part(flight, arrived)
                 self._on_acked(flight, got)
             if flight.unacked:
                 kept.append(flight)
@@ -547,11 +550,11 @@ class PeerSender:
         if kept:
             kept.extend(flights)
             space.flights = kept
-        if newest is not None:
-            space.largest_acked = max(space.largest_acked, newest.seq)
+        if newest > space.largest_acked:
+            space.largest_acked = newest
         if space.lost:
             self._notice_late(path, space, report, now)
-        return newest is not None
+        return newest >= 0
 
     def _ask_behind(self, flight: Flight, path: SendPath) -> None:
         """A part of the last burst in flight has come: the rest is late or lost, and nothing behind it will tell which."""
@@ -593,11 +596,11 @@ class PeerSender:
         delay = path.loss_delay()
         for space in path.spaces:
             flights = space.flights
-            if not flights or flights[0].seq >= space.largest_acked:
+            if not flights or flights[0].seq * wire.BURST_DATAGRAMS >= space.largest_acked:
                 continue
             kept: deque[Flight] = deque()
             for flight in flights:
-                if flight.seq >= space.largest_acked:
+                if flight.last_unacked > space.largest_acked:
                     kept.append(flight)
                 elif flight.sent_at + delay <= now:
                     self._on_lost(path, space, flight, now)
@@ -611,7 +614,7 @@ class PeerSender:
         path.inflight_cost -= flight.cost
         lost = flight.unacked.bit_count()
         path.lost_lately += lost
-        path.congestion.on_lost(lost * flight.nbytes // (flight.count * flight.bursts), now=now)
+        path.congestion.on_lost(flight.nbytes, now=now)
         if flight.control is not None:
             if flight.control.reliable and not flight.control.dropped:
                 self.control.append(flight.control)
@@ -663,7 +666,7 @@ class PeerSender:
                 self._probe(path, now)
 
     def _probe(self, path: SendPath, now: float) -> None:
-        """Ask for feedback in every class that has something in flight, and for grants that may have been lost.
+        """Ask for feedback in every class with something in flight that nothing overtook, and for grants that may have been lost.
 
         Repeated probes go out as several copies: in a loss burst of 80 % a single question and its single answer both arrive once
         in 25 times, four copies of each seven times in twenty.
@@ -782,7 +785,7 @@ class PeerSender:
     def _questions(self, path: SendPath) -> list[Control]:
         probes = []
         for cls, space in enumerate(path.spaces):
-            if not space.flights:
+            if not space.unanswered():
                 continue
             self._trim_probes(path, space)
             owner = next((f.message for f in reversed(space.flights) if f.message is not None), None)

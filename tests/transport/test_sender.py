@@ -525,7 +525,7 @@ def test_numbers_wrap_at_32_bits():
     bench = Bench()
     warm(bench)
     bench.path.spaces[1].next_seq = (1 << 32) - 2
-    bench.path.spaces[1].largest_acked = (1 << 32) - 3
+    bench.path.spaces[1].largest_acked = ((1 << 32) - 3) * 64
     out, bursts = send_bursts(bench, 4)
     assert [burst[0].burst for burst in bursts] == [0xFFFFFFFE, 0xFFFFFFFF, 0, 1]
     bench.now += RTT_S
