@@ -31,7 +31,7 @@ from dblp.cli.train.recipes import OPTIMIZERS, SGD, default_data, default_model,
 from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
 from dblp.transport.policy import Carry, CarryBound, Fill
-from tests.benchmarks.carry_rules import LossyAllReduce
+from tests.benchmarks.lossy_all_reduce import LossyAllReduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
