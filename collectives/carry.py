@@ -10,15 +10,16 @@ Two kinds of loss are kept: a contribution (or a partial sum of several ranks) t
 by its sender; and a result that some rank missed in the gather leg, by the rank that made it, in the sum before division.
 Everything is in float32 (float64 for float64), so that gradients of half types also carry what rounding them took away.
 
-Bounds (``transport.policy.CarryBound``). ``NORM``: pieces of ``PIECE`` elements, about a chunk each, are dropped whole, those with the
-least energy first, until the carry's norm is at most ``limit`` times that of the rank's new gradient; a sum of k ranks weighs a
-k-th of its norm. Where nothing was carried before and the algorithm has weighed what it sent, the norm of that part stands for
-the gradient's: it costs nothing. ``AGE``: what a round kept is dropped when the ``limit`` rounds after it did not deliver it.
+Bounds (``transport.policy.CarryBound``). ``NORM``: pieces of ``PIECE`` elements, about a chunk each, are dropped whole, those
+with the least energy first, until the carry's norm is at most ``limit`` times that of the rank's new gradient; a sum of k
+ranks weighs a k-th of its norm. Where nothing was carried before and the algorithm has weighed what it sent, the norm of that
+part stands for the gradient's: it costs nothing. ``AGE``: what a round kept is dropped when the ``limit`` rounds after it did not
+deliver it.
 
-Deep gradient compression (Lin et al., arXiv 1712.01887, section 3.2 and 3.3): with ``momentum`` m the rank contributes its velocity
-u = m u + g instead of g, and the optimiser adds none of its own; with ``masking`` the velocity of what was delivered restarts at
-zero. Differences from the paper: what is left behind is what the network lost, not what is small; the carry is bounded; without
-loss, masking clears all velocities, so momentum is for networks that lose much.
+Deep gradient compression (Lin et al., arXiv 1712.01887, sections 3.2 and 3.3): with ``momentum`` m the rank contributes its
+velocity u = m u + g instead of g, and the optimiser adds none of its own; with ``masking`` the velocity of what was delivered
+restarts at zero. Differences from the paper: what is left behind is what the network lost, not what is small; the carry is
+bounded; without loss, masking clears all velocities, so momentum is for networks that lose much.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Residual:
     """What one rank carries of one flat gradient."""
 
     __slots__ = (
-        "_divisor", "_fresh_energy", "_kept", "_layers", "_ranks", "_rounding", "_rule", "_velocity", "_widen",
+        "_fresh_energy", "_kept", "_layers", "_ranks", "_rounding", "_rule", "_velocity", "_widen",
         "busy", "dtype", "on_discard", "size",
     )  # fmt: skip
 
@@ -86,7 +87,6 @@ class Residual:
         self._layers: list[Array] = []  # by age, the newest first; one of all ages unless they are told apart
         self._velocity: Array | None = None
         self._rule: Carry | None = None
-        self._divisor = 1
         self._widen: Callable[[Array], Array] = _same
         self._fresh_energy = 0.0
         self._rounding: Array | None = None
@@ -108,11 +108,11 @@ class Residual:
 
     # --- one round
 
-    def begin(self, array: Array, kind: DType, rule: Carry | None, *, divisor: int = 1) -> None:
+    def begin(self, array: Array, kind: DType, rule: Carry | None) -> None:
         """A round begins with the gradient ``array`` (1-D, ``size`` elements, changed in place to what is to be sent).
 
-        ``rule``: what becomes of what the round loses; None: it is discarded. ``divisor``: of averages. Raises ConfigError if
-        the sizes or types do not fit, or if a round with this residual is still under way.
+        ``rule``: what becomes of what the round loses; None: it is discarded. Raises ConfigError if the sizes or types do not
+        fit, or if a round with this residual is still under way.
         """
         if self.busy:
             raise ConfigError(
@@ -126,7 +126,7 @@ class Residual:
                 "make the residual with dtype='float64' for float64, and none for types that are not floating-point"
             )
         self.busy = True
-        self._rule, self._divisor = rule, divisor
+        self._rule = rule
         self._widen = widen_bfloat16 if kind.name == "bfloat16" else _same
         self._kept = self._ranks = self._rounding = None
         self._fresh_energy = 0.0
@@ -144,19 +144,19 @@ class Residual:
             wide -= self._widen(array)
             self._rounding = wide
 
-    def keep(self, first: int, values: Array, *, divided: bool = False, ranks: int = 1) -> None:
-        """``values`` (1-D, in the gradient's type) of the elements from ``first`` on are in no result. ``divided``: they are an
-        average already; ``ranks``: how many ranks' contributions are in them."""
+    def keep(self, first: int, values: Array, *, divisor: int = 1, ranks: int = 1) -> None:
+        """``values`` (1-D, in the gradient's type) of the elements from ``first`` on are in no result. ``divisor``: they are an
+        average over so many ranks; ``ranks``: how many ranks' contributions are in them."""
         if self._kept is None or self._ranks is None:
             self._kept = self._zeros()
             self._ranks = np.zeros(-(-self.size // PIECE), np.int32)
         stop = first + values.size
         part = self._widen(values)
-        if divided:
-            part = part.astype(self.dtype) * self.dtype.type(self._divisor)
+        if divisor != 1:
+            part = part.astype(self.dtype) * self.dtype.type(divisor)
         self._kept[first:stop] += part
         pieces = self._ranks[first // PIECE : -(-stop // PIECE)]
-        np.maximum(pieces, max(ranks, self._divisor if divided else 1), out=pieces)
+        np.maximum(pieces, max(ranks, divisor), out=pieces)
 
     def settle(self, energy_sent: float = 0.0) -> tuple[Account, Account]:
         """The round has ended well: (carried, discarded). ``energy_sent``: sum of squares of what the algorithm sent in the
@@ -186,7 +186,10 @@ class Residual:
             discarded = Account()
             if rule.bound is CarryBound.NORM:
                 discarded = self._drop_small(kept, rule.limit**2 * (self._fresh_energy or energy_sent))
-        return _account(self._layers[0] if len(self._layers) == 1 else self.values), discarded
+        carried = _account(self._layers[0] if len(self._layers) == 1 else self.values)
+        if not carried.elements:
+            self._layers = []
+        return carried, discarded
 
     def abandon(self) -> None:
         """The round has failed: what was carried into it is gone with it."""
@@ -349,30 +352,30 @@ class CarryStore:
         names = [name for name, _ in layout]
         if len(set(names)) != len(names):
             raise ConfigError(f"carry: a parameter stands twice in the layout {names}")
+        parts = {name: self._find(name) for name in names}
+        for name, size in layout:
+            if parts[name].size not in (0, size):
+                raise ConfigError(
+                    f"carry: parameter {name!r} has {size} elements, {parts[name].size} are carried; "
+                    "load a state of the same model"
+                )
         residual = Residual(sum(size for _, size in layout), dtype)
         low = 0
         for name, size in layout:
-            part = self._leave(name)
-            if part is not None and part.size not in (0, size):
-                raise ConfigError(
-                    f"carry: parameter {name!r} has {size} elements, {part.size} are carried; load a state of the same model"
-                )
-            if part is not None:
-                residual.put(low, part)
+            residual.put(low, parts[name])
+            self._waiting.pop(name, None)
             self._homes[name] = residual, low, low + size
             low += size
         homes = {id(home) for home, _, _ in self._homes.values()}
         self._residuals = {key: kept for key, kept in self._residuals.items() if id(kept) in homes}
         return residual
 
-    def _leave(self, name: str) -> Slice | None:
-        """What is carried for a parameter, taken from where it was."""
-        if name not in self._homes:
-            return self._waiting.pop(name, None)
-        residual, low, high = self._homes[name]
-        part = residual.take(low, high)
-        del self._homes[name]
-        return part
+    def _find(self, name: str) -> Slice:
+        """What is carried for a parameter, where it is now."""
+        if name in self._homes:
+            residual, low, high = self._homes[name]
+            return residual.take(low, high)
+        return self._waiting.get(name, Slice([], None))
 
 
 def _same(values: Array) -> Array:
