@@ -50,15 +50,17 @@ class Train:
     """Consecutive full bursts of one message, path and class that leave in one system call, gathered from where they lie.
 
     The headers are in the core's memory, the payloads in the message's own: ``iov`` lists both alternately, as ``struct iovec``
-    (address, length) pairs, so that only the kernel copies. Valid until the core builds the next burst.
+    (address, length) pairs, so that only the kernel copies, also where the chunks are not consecutive. Valid until the core
+    builds the next burst.
     """
 
-    __slots__ = ("address", "bursts", "cls", "headers", "iov_pointer", "path", "payload", "segment")
+    __slots__ = ("address", "bursts", "cls", "headers", "iov_pointer", "path", "rows", "segment", "which")
 
     def __init__(
         self,
         headers: npt.NDArray[np.uint64],
-        payload: npt.NDArray[Any],
+        rows: npt.NDArray[Any],
+        which: slice | npt.NDArray[np.uint32],
         iov_pointer: int,
         segment: int,
         path: int,
@@ -66,7 +68,8 @@ class Train:
         address: Address,
     ) -> None:
         self.headers = headers  # (bursts, chunks a burst, 6)
-        self.payload = payload  # (bursts, chunks a burst, words a chunk)
+        self.rows = rows  # (full chunks of the message, words a chunk)
+        self.which = which  # the chunks of the train
         self.bursts = len(headers)
         self.iov_pointer = iov_pointer
         self.segment = segment
@@ -81,9 +84,14 @@ class Train:
 
     def burst(self, index: int) -> Burst:
         """One burst as contiguous memory of its own, for ports that do not gather."""
-        data = np.empty((self.chunks, self.segment), np.uint8)
+        at, chunks = index * self.chunks, self.chunks
+        if isinstance(self.which, slice):
+            payload = self.rows[self.which.start + at : self.which.start + at + chunks]
+        else:
+            payload = self.rows[self.which[at : at + chunks]]
+        data = np.empty((chunks, self.segment), np.uint8)
         data[:, :HEADER_BYTES] = self.headers[index].view(np.uint8)
-        data[:, HEADER_BYTES:] = self.payload[index].view(np.uint8)
+        data[:, HEADER_BYTES:] = payload.view(np.uint8)
         return Burst(data.reshape(-1), self.segment, self.path, self.cls, self.address)
 
 
@@ -106,6 +114,14 @@ class _TrainLayout:
         self.iov[..., 1] = HEADER_BYTES
         self.iov[..., 3] = chunk_bytes
         self.iov_pointer = libc.address_of(self.iov)
+
+    def head(self, row: npt.NDArray[np.uint64], bursts: int, seq: int) -> npt.NDArray[np.uint64]:
+        """The headers of ``bursts`` bursts numbered from ``seq``, all but their chunk indices."""
+        headers = self.headers[:bursts]
+        headers[:] = row
+        self.positions[:bursts] = wire.POSITIONS[: self.rows]
+        self.numbers[:bursts] = wire.wire_sequence(seq, bursts)[:, None]
+        return headers
 
 
 class BurstBuffer:
@@ -149,22 +165,41 @@ class BurstBuffer:
     ) -> Train:
         """A train of ``bursts`` full bursts of whole chunks from ``first`` on, numbered from ``seq``; ``route``: path, class,
         address."""
-        layout = self._trains.get(chunk_bytes)
-        if layout is None:
-            layout = self._trains[chunk_bytes] = _TrainLayout(chunk_bytes)
-        rows, stop = layout.rows, first + bursts * layout.rows
-        headers = layout.headers[:bursts]
-        headers[:] = row
-        layout.positions[:bursts] = wire.POSITIONS[:rows]
-        layout.numbers[:bursts] = wire.wire_sequence(seq, bursts)[:, None]
-        layout.indices[:bursts] = wire.wire_indices(first, stop).reshape(bursts, rows)
+        layout = self._train_layout(chunk_bytes)
+        stop = first + bursts * layout.rows
+        headers = layout.head(row, bursts, seq)
+        layout.indices[:bursts] = wire.wire_indices(first, stop).reshape(bursts, layout.rows)
         np.add(
             layout.offsets[:bursts],
             np.uint64(source.pointer + first * chunk_bytes),
             out=layout.iov[:bursts, :, 2],
         )
-        payload = source.rows[first:stop].reshape(bursts, rows, -1)
-        return Train(headers, payload, layout.iov_pointer, HEADER_BYTES + chunk_bytes, *route)
+        segment = HEADER_BYTES + chunk_bytes
+        return Train(headers, source.rows, slice(first, stop), layout.iov_pointer, segment, *route)
+
+    def train_scattered(
+        self,
+        row: npt.NDArray[np.uint64],
+        source: ChunkSource,
+        chunk_bytes: int,
+        chunks: npt.NDArray[np.uint32],
+        seq: int,
+        route: tuple[int, int, Address],
+    ) -> Train:
+        """A train of these whole chunks (ascending, full bursts of them); else as ``train``."""
+        layout = self._train_layout(chunk_bytes)
+        bursts = len(chunks) // layout.rows
+        headers = layout.head(row, bursts, seq)
+        layout.indices[:bursts] = chunks.byteswap().reshape(bursts, layout.rows)
+        places = np.multiply(chunks, np.uint64(chunk_bytes), dtype=np.uint64).reshape(bursts, layout.rows)
+        np.add(places, np.uint64(source.pointer), out=layout.iov[:bursts, :, 2])
+        return Train(headers, source.rows, chunks, layout.iov_pointer, HEADER_BYTES + chunk_bytes, *route)
+
+    def _train_layout(self, chunk_bytes: int) -> _TrainLayout:
+        layout = self._trains.get(chunk_bytes)
+        if layout is None:
+            layout = self._trains[chunk_bytes] = _TrainLayout(chunk_bytes)
+        return layout
 
     def fill_run(
         self, row: npt.NDArray[np.uint64], source: ChunkSource, chunk_bytes: int, first: int, count: int

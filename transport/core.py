@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from dblp.errors import ClosedError, DblpError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
@@ -20,7 +21,16 @@ from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConf
 from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
-from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
+from dblp.transport.message import (
+    MessageSpec,
+    OnChunks,
+    OnScattered,
+    Received,
+    RoundCounters,
+    Sent,
+    Sink,
+    round_of,
+)
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
@@ -152,11 +162,14 @@ class Core:
         *,
         offered: bool = True,
         energy: float = 0.0,
+        classes: npt.NDArray[np.uint8] | None = None,
     ) -> Outgoing:
         """See ``interface.EndpointLike.send``; the outcome comes through ``Outgoing.on_done``."""
         self._check_alive()
         round_ = self.rounds.active[round_of(message)]
-        return self.senders[peer].send(message, spec, data, round_.signature, energy, offered=offered)
+        return self.senders[peer].send(
+            message, spec, data, round_.signature, energy, offered=offered, classes=classes
+        )
 
     def receive(
         self,
@@ -169,6 +182,7 @@ class Core:
         window: int,
         now: float,
         on_done: Callable[[Any], None],
+        on_scattered: OnScattered | None = None,
     ) -> Incoming:
         """See ``interface.EndpointLike.receive``; the outcome comes through ``Incoming.on_done``, as an event."""
         self._check_alive()
@@ -178,7 +192,7 @@ class Core:
             message = receiver.messages[message_id] = Incoming(message_id, now)
         message.on_done = on_done
         limit = min(window, spec.chunks) if window else spec.chunks
-        message.post(spec, sink, on_chunks, limit)
+        message.post(spec, sink, on_chunks, limit, on_scattered)
         message.last_useful = now
         self._posted[round_of(message_id)].append((peer, message))
         if message.opened is not None:

@@ -10,13 +10,22 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dblp.errors import DeadlineError
 from dblp.transport.burst import Train
 from dblp.transport.config import TransportConfig
 from dblp.transport.core import Core
 from dblp.transport.incoming import Incoming
-from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink
+from dblp.transport.message import (
+    MessageSpec,
+    OnChunks,
+    OnScattered,
+    Received,
+    RoundCounters,
+    Sent,
+    Sink,
+)
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathState
 from dblp.transport.port import Address, Burst, Bytes, Port, Slab
@@ -35,13 +44,14 @@ CLOSE_GAP_S = 2e-3
 class SendHandle:
     """An outgoing message (``interface.Sending``)."""
 
-    __slots__ = ("_endpoint", "_out", "done", "offer")
+    __slots__ = ("_endpoint", "_out", "done", "offer", "offer_scattered")
 
     def __init__(self, endpoint: Endpoint, out: Outgoing, done: asyncio.Future[Sent]) -> None:
         self._endpoint = endpoint
         self._out = out
         self.done = done
         self.offer = out.offer
+        self.offer_scattered = out.offer_scattered
 
     def detach(self) -> bool:
         """See ``interface.Sending.detach``."""
@@ -218,9 +228,10 @@ class Endpoint:
         *,
         offered: bool = True,
         energy: float = 0.0,
+        classes: npt.NDArray[np.uint8] | None = None,
     ) -> SendHandle:
         """See ``interface.EndpointLike.send``."""
-        out = self.core.send(peer, message, data, spec, offered=offered, energy=energy)
+        out = self.core.send(peer, message, data, spec, offered=offered, energy=energy, classes=classes)
         done: asyncio.Future[Sent] = self._loop.create_future()
         out.on_done = _resolver(done)
         self._pump_soon()
@@ -234,6 +245,7 @@ class Endpoint:
         sink: Sink,
         *,
         on_chunks: OnChunks | None = None,
+        on_scattered: OnScattered | None = None,
         window: int = 0,
     ) -> ReceiveHandle:
         """See ``interface.EndpointLike.receive``."""
@@ -244,6 +256,7 @@ class Endpoint:
             spec,
             sink,
             on_chunks=on_chunks,
+            on_scattered=on_scattered,
             window=window,
             now=self._now(),
             on_done=_resolver(done),

@@ -22,7 +22,8 @@ class Incoming:
 
     __slots__ = (
         "asked", "bound_at", "closed", "critical", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id",
-        "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink", "spec", "width",
+        "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink", "spec",
+        "width",
     )  # fmt: skip
 
     def __init__(self, message: int, now: float) -> None:
@@ -38,7 +39,9 @@ class Incoming:
         self.may_miss = 0
         self.per_chunk = 0
         self.width = 0
-        self.early: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]] = []  # chunks, rows, class
+        self.early: list[
+            tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]
+        ] = []  # chunks, rows, class
         self.early_bytes = 0
         self.grant_limit = 0
         self.ended = False

@@ -9,8 +9,19 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from dblp.transport.config import TransportConfig
-from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink
+from dblp.transport.message import (
+    MessageSpec,
+    OnChunks,
+    OnScattered,
+    Received,
+    RoundCounters,
+    Sent,
+    Sink,
+)
 from dblp.transport.port import Bytes
 
 
@@ -22,6 +33,9 @@ class Sending(Protocol):
 
     def offer(self, first: int, count: int) -> None:
         """Chunks first.. hold their final content and may leave. Each chunk is offered once."""
+
+    def offer_scattered(self, chunks: npt.NDArray[np.uint32]) -> None:
+        """``offer`` for chunks with gaps, ascending."""
 
     def detach(self) -> bool:
         """Let go of the caller's memory now: what is not acknowledged yet is copied and goes on in the background.
@@ -78,9 +92,12 @@ class EndpointLike(Protocol):
         *,
         offered: bool = True,
         energy: float = 0.0,
+        classes: npt.NDArray[np.uint8] | None = None,
     ) -> Sending:
         """Send ``data`` (uint8, 1-D, contiguous; the caller leaves it alone until ``done``). With ``offered=False``
-        chunks wait for ``offer``. ``energy``: sum of squares, for bounded messages."""
+        chunks wait for ``offer``. ``energy``: sum of squares, for bounded messages. ``classes``: the class of each chunk,
+        0 (critical: none may miss, at most a tenth of the chunks) to 3 (lost first); they leave and are repaired in this
+        order. None: all have one class. Raises ConfigError for classes that are not so."""
 
     def receive(
         self,
@@ -90,9 +107,11 @@ class EndpointLike(Protocol):
         sink: Sink,
         *,
         on_chunks: OnChunks | None = None,
+        on_scattered: OnScattered | None = None,
         window: int = 0,
     ) -> Receiving:
-        """Post a receive. ``window``: chunks that the peer may send before ``release`` raises the limit; 0: all."""
+        """Post a receive. ``window``: chunks that the peer may send before ``release`` raises the limit; 0: all.
+        ``on_scattered``: told of chunks that come with gaps, as those of tagged messages do."""
 
     def silence(self, peer: int) -> float:
         """Seconds since anything authentic came from the peer."""

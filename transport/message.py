@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ConfigError
-from dblp.transport.policy import Stop
+from dblp.transport.policy import MAX_CRITICAL_SHARE, Stop
+from dblp.transport.port import CLASSES
 
 GROUP_BITS, ROUND_BITS, STEP_BITS = 16, 32, 16
 
@@ -58,6 +59,37 @@ class MessageSpec:
         return int(self.budget * self.chunks)
 
 
+ClassCounts = tuple[int, int, int, int]
+"""Chunks of class 0 to 3 in a message whose chunks have classes of their own; all 0 where they don't."""
+UNTAGGED: ClassCounts = (0, 0, 0, 0)
+"""The counts of a message whose chunks all have one class, which is not 0."""
+
+
+def most_critical(chunks: int) -> int:
+    """Most chunks of class 0 in a message of ``chunks``: what is always repaired must not be most of it, but one is always
+    allowed."""
+    return max(1, int(MAX_CRITICAL_SHARE * chunks))
+
+
+def class_counts(spec: MessageSpec, classes: npt.NDArray[np.uint8]) -> ClassCounts:
+    """How many chunks of each class; raises ConfigError if ``classes`` are not those of such a message."""
+    if classes.dtype != np.uint8 or classes.shape != (spec.chunks,):
+        raise ConfigError(
+            f"classes of dtype {classes.dtype} and shape {classes.shape}: one uint8 for each of {spec.chunks} chunks is needed"
+        )
+    counts = np.bincount(classes, minlength=CLASSES).tolist()
+    if len(counts) > CLASSES:
+        raise ConfigError(
+            f"a chunk of class {len(counts) - 1}: classes are 0 (critical) to {CLASSES - 1} (lost first)"
+        )
+    if counts[0] > most_critical(spec.chunks):
+        raise ConfigError(
+            f"{counts[0]} of {spec.chunks} chunks are of class 0: at most {MAX_CRITICAL_SHARE:.0%} may be critical, "
+            "since they are always repaired; give the others class 1 to 3"
+        )
+    return counts[0], counts[1], counts[2], counts[3]
+
+
 class Sink(Protocol):
     """Where received chunks go. Called on the loop's thread; the views are valid only during the call."""
 
@@ -67,7 +99,8 @@ class Sink(Protocol):
     def place(self, first: int, rows: npt.NDArray[Any]) -> None:
         """Take chunks first.., one a row: (n, elements a chunk), or (bursts, chunks a burst, elements a chunk) for a train of
         bursts. The message's short last chunk comes as a call of its own with one shorter row. No chunk comes twice.
-        A sink may also offer ``scatter(chunks, rows)`` for whole chunks in ascending order with gaps."""
+        A sink may also offer ``scatter(chunks, rows)`` for whole chunks in ascending order with gaps: both (n, ...), or both
+        (bursts, n, ...)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +129,8 @@ class Sent:
 
 OnChunks = Callable[[int, int], None]
 """``on_chunks(first, count)``: these chunks have just been placed."""
+OnScattered = Callable[[npt.NDArray[np.uint32]], None]
+"""``on_scattered(chunks)``: the same for chunks with gaps, ascending; where it is not given, ``on_chunks`` hears of each run."""
 
 
 @dataclass(slots=True)

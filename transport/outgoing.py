@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from dblp.transport import wire
 from dblp.transport.burst import ChunkSource
+from dblp.transport.lanes import Lanes
 from dblp.transport.message import MessageSpec, Sent
 from dblp.transport.port import Bytes
 
@@ -23,20 +25,24 @@ DETACH_BYTES = 256 * 1024
 
 
 class Outgoing:
-    """State of one outgoing message. Chunks leave as runs from ``queue``, then what was lost from ``lost``."""
+    """State of one outgoing message. Chunks leave as runs from ``queue``, or class by class from ``lanes`` if the message is
+    tagged; what was lost goes before them, from ``lost``."""
 
     __slots__ = (
         "acked",
         "chunks_resent",
         "chunks_sent",
         "cls",
+        "critical_lost",
         "detached",
         "done",
+        "end_cls",
         "end_due",
         "final",
         "granted",
         "head",
         "id",
+        "lanes",
         "limit",
         "loss_share",
         "lost",
@@ -53,14 +59,28 @@ class Outgoing:
         "wakes",
     )  # fmt: skip
 
-    def __init__(self, message: int, spec: MessageSpec, data: Bytes, head: bytearray, per_burst: int) -> None:
+    def __init__(
+        self,
+        message: int,
+        spec: MessageSpec,
+        data: Bytes,
+        head: bytearray,
+        per_burst: int,
+        classes: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """``classes``: the class of each chunk, where they differ."""
         self.id = message
         self.spec = spec
         self.source = ChunkSource(data, spec.chunk_bytes)
         self.head = head  # one header's bytes, patched for each burst; ``row`` is the same memory as words
         self.row: npt.NDArray[np.uint64] = np.frombuffer(head, np.uint64)
         self.per_burst = per_burst
-        self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS
+        self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS  # of what leaves next, see ``aim``
+        self.lanes: Lanes | None = None
+        if classes is not None:
+            self.lanes = Lanes(classes, self.source.full)
+            self.cls = int(classes.max())
+        self.end_cls = self.cls  # the last class to leave: its END tells of all
         self.may_miss = spec.may_miss
         self.queue: deque[list[int]] = deque()
         self.unoffered = spec.chunks
@@ -69,6 +89,7 @@ class Outgoing:
         self.opened = False
         self.acked = np.zeros(spec.chunks, np.bool_)
         self.lost: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.critical_lost = 0  # of them, those of class 0
         self.loss_share = 0.0  # of the path, as its sender sees it
         self.chunks_sent = 0
         self.chunks_resent = 0
@@ -86,12 +107,29 @@ class Outgoing:
         """Chunks first.. hold their final content and may leave."""
         if self.done or count <= 0:
             return
+        if self.lanes is not None:
+            self.offer_scattered(np.arange(first, first + count, dtype=np.uint32))
+            return
         tail = self.queue[-1] if self.queue else None
         if tail is not None and tail[0] + tail[1] == first:
             tail[1] += count
         else:
             self.queue.append([first, count])
         self.unoffered -= count
+        if self.wakes is not None:
+            self.wakes(self)
+
+    def offer_scattered(self, chunks: npt.NDArray[np.uint32]) -> None:
+        """The same for chunks with gaps, ascending."""
+        if self.done or not len(chunks):
+            return
+        if self.lanes is None:
+            starts = [0, *(np.flatnonzero(np.diff(chunks) != 1) + 1).tolist(), len(chunks)]
+            for start, stop in itertools.pairwise(starts):
+                self.offer(int(chunks[start]), stop - start)
+            return
+        self.lanes.offer(chunks)
+        self.unoffered -= len(chunks)
         if self.wakes is not None:
             self.wakes(self)
 
@@ -109,17 +147,44 @@ class Outgoing:
 
     @property
     def repairable(self) -> int:
-        """Lost chunks that must be sent again. While more are lost than the receiver may miss, as many more than the excess as
-        the path's own loss will take again: sending just the excess would approach the bound in ever smaller steps."""
-        excess = len(self.lost) - self.may_miss
+        """Lost chunks that must be sent again: all critical ones. While more of the others are lost than the receiver may
+        miss, as many more than the excess as the path's own loss will take again: sending just the excess would approach the
+        bound in ever smaller steps."""
+        others = len(self.lost) - self.critical_lost
+        excess = others - self.may_miss
         if excess <= 0 or not self.may_miss:
-            return max(0, excess)
-        return min(len(self.lost), int(excess / (1.0 - self.loss_share)) + 1)
+            return self.critical_lost + max(0, excess)
+        return self.critical_lost + min(others, int(excess / (1.0 - self.loss_share)) + 1)
 
     @property
     def all_sent(self) -> bool:
         """Every chunk has left once."""
-        return not self.queue and self.unoffered == 0
+        return not self.queue and self.unoffered == 0 and (self.lanes is None or not self.lanes.waiting)
+
+    @property
+    def sendable_run(self) -> int:
+        """First transmissions that are next and could leave together, the limit aside."""
+        return self.queue[0][1] if self.lanes is None else self.lanes.ready(self.cls)
+
+    def raise_limit(self, limit: int) -> None:
+        """Chunks below ``limit`` may leave."""
+        if limit > self.limit:
+            self.limit = limit
+            if self.lanes is not None:
+                self.lanes.raise_limit(limit)
+
+    def aim(self) -> None:
+        """Turn ``cls`` to the class of what leaves next, if the chunks have classes: repairs before first transmissions, and of
+        either the most valuable."""
+        lanes = self.lanes
+        if lanes is None:
+            return
+        if self.critical_lost:
+            self.cls = 0
+        elif self.repairable:
+            self.cls = int(lanes.classes[self.lost].min())
+        elif lanes.next >= 0:
+            self.cls = lanes.next
 
     def sendable(self) -> bool:
         """Something could leave now, credit permitting."""
@@ -127,10 +192,14 @@ class Outgoing:
             return False
         if not self.opened or self.end_due or self.repairable:
             return True
+        if self.lanes is not None:
+            return self.lanes.next >= 0
         return bool(self.queue) and self.queue[0][0] < self.limit
 
     def blocked(self) -> bool:
         """Chunks wait for a grant."""
+        if self.lanes is not None:
+            return not self.done and self.lanes.blocked
         return not self.done and bool(self.queue) and self.queue[0][0] >= self.limit
 
     def take_run(self, most: int) -> tuple[int, int]:
@@ -148,6 +217,8 @@ class Outgoing:
 
     def whole_bursts(self, most: int) -> int:
         """How many full bursts of whole chunks, at most ``most``, the next run holds."""
+        if self.lanes is not None:
+            return min(most, self.lanes.whole(self.cls) // self.per_burst)
         if not self.queue:
             return 0
         first, count = self.queue[0]
@@ -165,20 +236,36 @@ class Outgoing:
         self.chunks_sent += count
         return first
 
+    def take_tagged(self, most: int) -> npt.NDArray[np.uint32]:
+        """Next first transmissions of class ``cls``, ascending, at most ``most`` chunks."""
+        assert self.lanes is not None
+        chunks = self.lanes.take(self.cls, most)
+        self.chunks_sent += len(chunks)
+        return chunks
+
     def take_lost(self, most: int) -> npt.NDArray[np.uint32]:
-        """Next lost chunks to repair, ascending, at most ``most``; may be empty."""
-        lost = self.lost[~self.acked[self.lost]]
+        """Next lost chunks to repair, of class ``cls``, ascending, at most ``most``; may be empty."""
+        self._set_lost(self.lost[~self.acked[self.lost]])
+        most = min(self.repairable, most, self.per_burst)
+        if self.lanes is None:
+            taken, self.lost = self.lost[:most], self.lost[most:]
+        else:
+            places = np.flatnonzero(self.lanes.classes[self.lost] == self.cls)[:most]
+            taken = self.lost[places]
+            self._set_lost(np.delete(self.lost, places))
+        self.chunks_resent += len(taken)
+        return taken
+
+    def _set_lost(self, lost: npt.NDArray[np.uint32]) -> None:
         self.lost = lost
-        count = min(self.repairable, most, self.per_burst)
-        self.lost = lost[count:]
-        self.chunks_resent += count
-        return lost[:count]
+        if self.lanes is not None:
+            self.critical_lost = int(np.count_nonzero(self.lanes.classes[lost] == 0))
 
     def add_lost(self, chunks: npt.NDArray[np.uint32]) -> None:
         """These chunks were declared lost."""
         fresh = chunks[~self.acked[chunks]]
         if len(fresh):
-            self.lost = np.union1d(self.lost, fresh).astype(np.uint32, copy=False)
+            self._set_lost(np.union1d(self.lost, fresh).astype(np.uint32, copy=False))
 
     def add_final(self, final: wire.Final) -> Sent | None:
         """A part of the receiver's last word; the outcome once all parts are here."""
@@ -195,6 +282,8 @@ class Outgoing:
             return
         self.done = True
         self.queue.clear()
+        if self.lanes is not None:
+            self.lanes.clear()
         self.source = _NOTHING
         if self.on_done is not None:
             callback: Any = self.on_done

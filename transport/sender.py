@@ -21,7 +21,7 @@ from dblp.transport import wire
 from dblp.transport.burst import TRAIN_BURSTS, BurstBuffer, Train, burst_chunks
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.flight import Control, Flight, SendSpace, full_mask
-from dblp.transport.message import MessageSpec, Sent
+from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.base import ANY_CHUNKS, PathChoice
 from dblp.transport.paths.peer_paths import PathState, PeerPaths
@@ -87,9 +87,20 @@ class PeerSender:
     # --- messages
 
     def send(
-        self, message: int, spec: MessageSpec, data: Bytes, signature: bytes, energy: float, *, offered: bool
+        self,
+        message: int,
+        spec: MessageSpec,
+        data: Bytes,
+        signature: bytes,
+        energy: float,
+        *,
+        offered: bool,
+        classes: npt.NDArray[np.uint8] | None = None,
     ) -> Outgoing:
-        """Start a message."""
+        """Start a message; ``classes`` as in ``interface.EndpointLike.send``."""
+        counts = UNTAGGED if classes is None or not spec.chunks else class_counts(spec, classes)
+        if counts == UNTAGGED:
+            classes = None
         header = wire.Header(
             wire.VERSION,
             Type.DATA,
@@ -109,7 +120,12 @@ class PeerSender:
             spec.chunk_bytes,
         )
         out = Outgoing(
-            message, spec, data, bytearray(wire.encode_header(header)), burst_chunks(spec.chunk_bytes)
+            message,
+            spec,
+            data,
+            bytearray(wire.encode_header(header)),
+            burst_chunks(spec.chunk_bytes),
+            classes,
         )
         out.wakes = self._wake
         allowed = min(max(self._early_bytes, 0) // spec.chunk_bytes, spec.chunks)
@@ -117,7 +133,7 @@ class PeerSender:
             allowed = (
                 spec.chunks
             )  # up to a burst more than the pool: the receiver has room for it (EARLY_SLACK_BYTES)
-        out.limit = allowed
+        out.raise_limit(allowed)
         self._early_bytes -= allowed * spec.chunk_bytes
         out.granted = spec.chunks == 0
         self.messages[message] = out
@@ -125,7 +141,10 @@ class PeerSender:
             self._several.choice.on_started(out)
         self.control.append(
             Control(
-                Type.OPEN, message, wire.encode_open(wire.Open(spec, signature, energy)), chunks=spec.chunks
+                Type.OPEN,
+                message,
+                wire.encode_open(wire.Open(spec, signature, energy, counts)),
+                chunks=spec.chunks,
             )
         )
         out.opened = True
@@ -171,20 +190,19 @@ class PeerSender:
         if not message.granted:
             self._grant(message, message.limit)
         for path in self.paths:
-            space = path.spaces[message.cls]
-            if any(flight.message is message for flight in space.flights):
-                for flight in space.flights:
-                    if flight.message is message:
-                        path.inflight_bytes -= flight.nbytes
-                        path.inflight_cost -= flight.cost
-                space.flights = deque(flight for flight in space.flights if flight.message is not message)
+            for space in [path.spaces[message.cls]] if message.lanes is None else path.spaces:
+                if any(flight.message is message for flight in space.flights):
+                    for flight in space.flights:
+                        if flight.message is message:
+                            path.inflight_bytes -= flight.nbytes
+                            path.inflight_cost -= flight.cost
+                    space.flights = deque(flight for flight in space.flights if flight.message is not message)
 
     def _grant(self, message: Outgoing, limit: int) -> None:
         if not message.granted:
             message.granted = True
             self._early_bytes += message.limit * message.spec.chunk_bytes
-        if limit > message.limit:
-            message.limit = limit
+        message.raise_limit(limit)
         self._wake(message)
 
     # --- what leaves
@@ -229,7 +247,7 @@ class PeerSender:
         while self.active:
             message = self.active[0]
             if message.end_due:
-                end = Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.cls)
+                end = Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.end_cls)
                 end.path = message.end_due.popleft()
                 self.control.append(end)
                 return self._bundle(now)
@@ -237,6 +255,7 @@ class PeerSender:
                 self.active.popleft()
                 self._active_ids.discard(message.id)
                 continue
+            message.aim()
             several, most = self._several, ANY_CHUNKS
             if several is None:
                 path = self.paths[0]
@@ -274,7 +293,7 @@ class PeerSender:
         datagram = path.charge(stride, 1)
         if message.repairable:
             return datagram
-        chunks = min(TRAIN_BURSTS * message.per_burst, message.queue[0][1], most)
+        chunks = min(TRAIN_BURSTS * message.per_burst, message.sendable_run, most)
         train = path.charge(chunks * stride, chunks, -(-chunks // message.per_burst))
         return max(datagram, int(min(train, path.window() // 2, path.congestion.quantum_bytes)))
 
@@ -292,8 +311,9 @@ class PeerSender:
                 return self._train(message, path, space, bursts, ask, now)
         most = min(most, message.per_burst if room >= burst_cost else max(1, room // path.charge(stride, 1)))
         chunks: npt.NDArray[np.uint32] | None = None
-        if message.repairable:
-            chunks = message.take_lost(most)
+        again = message.repairable > 0
+        if again or message.lanes is not None:
+            chunks = message.take_lost(most) if again else message.take_tagged(most)
             first, count = 0, len(chunks)
             if not count:
                 return None
@@ -317,7 +337,7 @@ class PeerSender:
             space,
             now,
         )
-        self._note_sent(message, path, chunks is None)
+        self._note_sent(message, path, not again)
         return Burst(
             self._buffer.data[:nbytes], stride, path.path, message.cls, path.address, self._buffer.pointer
         )
@@ -326,10 +346,18 @@ class PeerSender:
         self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
     ) -> Train:
         """Several full bursts that leave together."""
-        first, seq, chunk_bytes = message.take_bursts(bursts), space.next_seq, message.spec.chunk_bytes
+        seq, chunk_bytes, source = space.next_seq, message.spec.chunk_bytes, message.source
+        first, chunks = 0, None
+        if message.lanes is None:
+            first = message.take_bursts(bursts)
+        else:
+            chunks = message.take_tagged(bursts * message.per_burst)
         self._stamp(message, path, message.per_burst, seq, ask, now)
         route = (path.path, message.cls, path.address)
-        train = self._buffer.train(message.row, message.source, chunk_bytes, first, bursts, seq, route)
+        if chunks is None:
+            train = self._buffer.train(message.row, source, chunk_bytes, first, bursts, seq, route)
+        else:
+            train = self._buffer.train_scattered(message.row, source, chunk_bytes, chunks, seq, route)
         nbytes = bursts * message.per_burst * train.segment
         self._launch(
             Flight(
@@ -339,7 +367,7 @@ class PeerSender:
                 now,
                 message,
                 first,
-                None,
+                chunks,
                 None,
                 path.charge(nbytes, bursts * message.per_burst, bursts),
                 bursts,
@@ -489,7 +517,6 @@ class PeerSender:
             for space in feedback.spaces
             if self._on_masks(path, path.spaces[space.cls & 3], space, now)
         }
-        if several is not None:
             self._hear(several, path, feedback, bool(news), now)
         if news and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dblp.transport import wire
-from dblp.transport.message import MessageSpec
+from dblp.transport.message import UNTAGGED, MessageSpec, most_critical
 from dblp.transport.policy import Stop
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
@@ -89,9 +89,27 @@ def test_a_stamp_changes_what_varies_and_nothing_else(header, cls, path, count, 
     assert wire.decode_header(head) == expected
 
 
-@given(st.builds(wire.Open, SPECS, st.binary(max_size=255), FLOATS))
+@st.composite
+def opens(draw: st.DrawFn) -> wire.Open:
+    spec = draw(SPECS)
+    counts = UNTAGGED
+    if spec.chunks < 1 << 32 and draw(st.booleans()):
+        cuts = sorted(draw(st.integers(0, spec.chunks)) for _ in range(3))
+        cuts[0] = min(cuts[0], most_critical(spec.chunks))
+        counts = (cuts[0], cuts[1] - cuts[0], cuts[2] - cuts[1], spec.chunks - cuts[2])
+    return wire.Open(spec, draw(st.binary(max_size=255)), draw(FLOATS), counts)
+
+
+@given(opens())
 def test_open_comes_back(opened):
     assert wire.decode_open(wire.encode_open(opened)) == opened
+
+
+@pytest.mark.parametrize("counts", [(11, 89, 0, 0), (0, 0, 0, 99), (10, 90, 1, 0), (100, 0, 0, 0)])
+def test_an_open_whose_classes_do_not_fit_makes_no_sense(counts):
+    spec = MessageSpec(nbytes=1600, chunk_bytes=16, budget=0.5)
+    assert wire.decode_open(wire.encode_open(wire.Open(spec, b"", 0.0, counts))) is None
+    assert wire.decode_open(wire.encode_open(wire.Open(spec, b"", 0.0, (10, 30, 60, 0)))) is not None
 
 
 @given(FEEDBACKS)
@@ -124,9 +142,7 @@ def test_no_decoder_raises_on_garbage(decode, garbage):
 
 @given(
     st.one_of(
-        st.builds(wire.Open, SPECS, st.binary(max_size=32), FLOATS).map(
-            lambda m: (wire.decode_open, wire.encode_open(m))
-        ),
+        opens().map(lambda m: (wire.decode_open, wire.encode_open(m))),
         FEEDBACKS.map(lambda m: (wire.decode_feedback, wire.encode_feedback(m))),
         FINALS.map(lambda m: (wire.decode_final, wire.encode_final(m))),
     ),
