@@ -517,6 +517,7 @@ class PeerSender:
             for space in feedback.spaces
             if self._on_masks(path, path.spaces[space.cls & 3], space, now)
         }
+        if several is not None:
             self._hear(several, path, feedback, bool(news), now)
         if news and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
