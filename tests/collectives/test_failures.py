@@ -118,7 +118,7 @@ def dead_rank(world_size, call, *, after_s=0.0, timeout_s=8.0):
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "flat", "halving_doubling", "hierarchical", "ps"])
 @pytest.mark.parametrize("after_s", [0.0, 0.002])
 def test_a_dead_rank_is_named_by_every_survivor_in_time(world_size, algorithm, after_s):
     victim = world_size - 1
