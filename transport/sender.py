@@ -82,7 +82,7 @@ class PeerSender:
         self._early_bytes = config.early_bytes
         self._datagram_bytes = datagram_bytes
         self.datagrams_sent = 0
-        self._flights_done = 0  # bursts and trains of chunks that were acknowledged to the last datagram
+        self._whole = 0  # datagrams of chunks in bursts and trains that a feedback acknowledged to the last
 
     # --- messages
 
@@ -510,14 +510,16 @@ class PeerSender:
             if message is not None:
                 self._grant(message, limit)
         before = path.inflight_bytes
-        self._flights_done = 0
+        self._whole = 0
         path.forget_loss()
+        arrived = path.acked_lately
         news = {
             space.cls & 3
             for space in feedback.spaces
             if self._on_masks(path, path.spaces[space.cls & 3], space, now)
         }
         if several is not None:
+            path.note_fate(path.acked_lately - arrived, 0)
             self._hear(several, path, feedback, bool(news), now)
         if news and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
@@ -531,7 +533,7 @@ class PeerSender:
                 path.net_rtt = rtt
             marked = path.newly_marked(feedback.marked) if newer else 0
             if several is not None:
-                several.choice.on_acked(path.path, self._flights_done, marked=marked > 0, now=now)
+                several.choice.on_acked(path.path, self._whole, marked=marked > 0, now=now)
             if path.net_rtt:
                 path.on_acked(acked, now, marked * self.config.datagram_bytes, waiting=bool(self.active))
         if acked > 0 or (feedback.asked and newer):
@@ -574,7 +576,7 @@ class PeerSender:
                 path.inflight_bytes -= flight.nbytes
                 path.inflight_cost -= flight.cost
                 if flight.control is None:
-                    self._flights_done += 1
+                    self._whole += flight.count * flight.bursts
         if kept:
             kept.extend(flights)
             space.flights = kept
@@ -642,6 +644,8 @@ class PeerSender:
         path.inflight_cost -= flight.cost
         lost = flight.unacked.bit_count()
         path.lost_lately += lost
+        if self._several is not None:
+            path.note_fate(0, lost)
         path.congestion.on_lost(flight.nbytes, now=now)
         if flight.control is not None:
             if flight.control.reliable and not flight.control.dropped:

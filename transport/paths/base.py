@@ -29,6 +29,8 @@ class PathChoice:
         self.paths: tuple[int, ...] = tuple(range(paths))
         """Those that are ever used, control included; the others carry the handshake only."""
         self.most_chunks = most_chunks or ANY_CHUNKS
+        self.loss_share: Callable[[int], float] = lambda path: 0.0
+        """Share of a path's datagrams that were lost lately; whoever owns the paths sets it."""
 
     def pick(self, message: Outgoing, usable: Usable, now: float) -> tuple[int, int] | None:
         """The path that the message's next burst takes, and how many chunks at most; None if it must wait."""
@@ -40,9 +42,9 @@ class PathChoice:
     def on_ended(self, message: Outgoing) -> None:
         """A message is over or forgotten."""
 
-    def on_acked(self, path: int, flights: int, *, marked: bool, now: float) -> None:
-        """The last datagrams of so many bursts or trains of chunks were acknowledged; ``marked``: with congestion marks
-        (ECN's CE) among them."""
+    def on_acked(self, path: int, datagrams: int, *, marked: bool, now: float) -> None:
+        """Bursts and trains were acknowledged to their last datagram, ``datagrams`` of chunks in all; ``marked``: congestion
+        marks (ECN's CE) came with them."""
 
     def on_left(self, path: int, *, now: float) -> None:
         """The path does not answer: a retransmission timeout that was judged a failure. It is not usable until

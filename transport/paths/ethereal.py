@@ -10,24 +10,22 @@ each peer alone) that begin before the next of them leaves form a batch, to whic
 where the round-robin stopped.
 
 Differences from the paper:
-- A part is every k-th stripe of a message, not one range of it: a receiver that grants chunk by chunk, and rounds that pass
-  chunks on, need all parts to advance together. A stripe is a train of bursts at most; parts are equal but for a chunk a stripe.
+- A part is no range of the message but a share of its chunks: of those that leave next, the part with most to go gets the first.
+  So all parts advance together, as receivers that grant chunk by chunk and rounds that pass chunks on need it, and chunks
+  may leave in order of class. Parts are equal but for one chunk.
 - A batch is what one turn of the event loop starts, not what 100 ns bring; and where sizes differ it takes them for equal.
 - A message of fewer chunks than the rule wants parts is not split.
-- Repairs take the path of their part while it is alive and has room, else any: they are not part of the load.
-- A path that is left is taken out, and the rule is applied again to the messages under way (the paper: for new flows), until it
-  answers (the paper: for a fixed time). The first path is drawn at random, the start is not jittered.
+- Repairs take any path: they are not part of the load.
+- A path that is left is taken out, and the rule is applied again to what has not left of the messages under way (the paper: to
+  new flows), until it answers (the paper: for a fixed time). The first path is drawn at random, the start is not jittered.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd
 
-from dblp.transport.burst import TRAIN_BURSTS
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.base import PathChoice, Usable
 
@@ -57,22 +55,30 @@ def path_loads(routes: Sequence[Sequence[int]], paths: int) -> list[Fraction]:
     return loads
 
 
-@dataclass(frozen=True, slots=True)
 class Route:
-    """Where the chunks of one message go: stripe i of ``stripe`` chunks takes ``paths[i % len(paths)]``."""
+    """The parts of one message that are still to leave."""
 
-    paths: tuple[int, ...]
-    stripe: int
+    __slots__ = ("_last", "_seen", "paths", "to_go")
 
-    def path_of(self, chunk: int) -> int:
-        """The path of a chunk."""
-        return self.paths[chunk // self.stripe % len(self.paths)]
+    def __init__(self, paths: tuple[int, ...], chunks: int, sent: int) -> None:
+        """One part a path, equal shares of ``chunks``; ``sent``: chunks of the message that have left before."""
+        self.paths = paths
+        self.to_go = [(chunks + part) // len(paths) for part in range(len(paths))]
+        self._last = 0
+        self._seen = sent
 
-
-def stripe_chunks(chunks: int, parts: int, most: int) -> int:
-    """The size of a stripe, at most ``most`` chunks, such that each part has as many stripes."""
-    turns = -(-chunks // (parts * most))
-    return max(1, -(-chunks // (parts * turns)))
+    def next(self, usable: Usable, sent: int) -> tuple[int, int] | None:
+        """The usable path whose part has most chunks to go, and how many; ``sent``: chunks that have left by now, those since
+        the last call on the path that it named."""
+        self.to_go[self._last] -= sent - self._seen
+        self._seen = sent
+        for part in sorted(range(len(self.paths)), key=self.to_go.__getitem__, reverse=True):
+            if self.to_go[part] <= 0:
+                break
+            if usable(self.paths[part]):
+                self._last = part
+                return self.paths[part], self.to_go[part]
+        return None
 
 
 class Leaf:
@@ -99,7 +105,7 @@ class Leaf:
     def set_left(self, path: int, left: bool) -> None:
         """The path reaches one peer less, or one more: messages under way are routed anew."""
         self._left[path] += 1 if left else -1
-        self._fresh = list(self._flows)
+        self._fresh = [message for message in self._flows if message.chunks_sent < message.spec.chunks]
 
     def route(self, message: Outgoing) -> Route | None:
         """The way of a message; None if all paths are left."""
@@ -112,14 +118,15 @@ class Leaf:
         if not healthy:
             return
         batch, self._fresh = self._fresh, []
+        to_go = [message.spec.chunks - message.chunks_sent for message in batch]
         parts = [
-            count if message.spec.chunks >= count else 1
-            for message, count in zip(batch, parts_of_flows(len(batch), len(healthy)), strict=True)
+            count if chunks >= count else 1
+            for chunks, count in zip(to_go, parts_of_flows(len(batch), len(healthy)), strict=True)
         ]
-        for message, route in zip(batch, spread(parts, len(healthy), self._turn), strict=True):
-            most = TRAIN_BURSTS * message.per_burst
-            stripe = stripe_chunks(message.spec.chunks, len(route), most)
-            self._flows[message] = Route(tuple(healthy[path] for path in route), stripe)
+        routes = spread(parts, len(healthy), self._turn)
+        for message, route, chunks in zip(batch, routes, to_go, strict=True):
+            paths = tuple(healthy[path] for path in route)
+            self._flows[message] = Route(paths, chunks, message.chunks_sent)
         self._turn = (self._turn + sum(parts)) % len(healthy)
 
 
@@ -134,18 +141,12 @@ class EtherealChoice(PathChoice):
         self._turn = 0
 
     def pick(self, message: Outgoing, usable: Usable, now: float) -> tuple[int, int] | None:
-        """The path of the first stripe that has one with room; the message's queue then starts with it."""
-        route = self._leaf.route(message)
-        if route is None:
-            return None
+        """The path whose part of the message has most to go."""
         if message.repairable:
-            return self._repair(route.path_of(int(message.lost[0])), usable)
-        for first, count in stripes(message.queue, route.stripe, message.limit, len(route.paths)):
-            path = route.path_of(first)
-            if usable(path):
-                bring_forward(message.queue, first, count)
-                return path, min(count, self.most_chunks)
-        return None
+            return self._repair(usable)
+        route = self._leaf.route(message)
+        picked = route.next(usable, message.chunks_sent) if route is not None else None
+        return None if picked is None else (picked[0], min(picked[1], self.most_chunks))
 
     def on_started(self, message: Outgoing) -> None:
         """See ``PathChoice``."""
@@ -164,41 +165,11 @@ class EtherealChoice(PathChoice):
         """See ``PathChoice``."""
         self._leaf.set_left(path, False)
 
-    def _repair(self, own: int, usable: Usable) -> tuple[int, int] | None:
+    def _repair(self, usable: Usable) -> tuple[int, int] | None:
         count = len(self.paths)
-        others = ((self._turn + step) % count for step in range(count))
-        path = own if usable(own) else next(filter(usable, others), None)
+        turns = ((self._turn + step) % count for step in range(count))
+        path = next(filter(usable, turns), None)
         if path is None:
             return None
         self._turn = path + 1
         return path, self.most_chunks
-
-
-def stripes(queue: deque[list[int]], stripe: int, limit: int, most: int) -> Iterator[tuple[int, int]]:
-    """The next stripes of a message's queue of [first, count] runs below ``limit``, as (first, count): as many that one of each
-    path is among them, two turns of ``most`` at most."""
-    left = 2 * most
-    for first, count in queue:
-        stop = min(first + count, limit)
-        while first < stop and left:
-            end = min(stop, (first // stripe + 1) * stripe)
-            yield first, end - first
-            first, left = end, left - 1
-
-
-def bring_forward(queue: deque[list[int]], first: int, count: int) -> None:
-    """Let a queue of [first, count] runs begin with the chunks first..first+count-1, which one of its runs holds.
-
-    What stood before it stays in its order, so the queue's head is below the limit as long as any run is.
-    """
-    index = next(at for at, run in enumerate(queue) if run[0] <= first < run[0] + run[1])
-    start, length = queue[index]
-    if not index and start == first:  # the head; ``count`` bounds what is taken of it
-        return
-    del queue[index]
-    stop = first + count
-    if stop < start + length:
-        queue.insert(index, [stop, start + length - stop])
-    if start < first:
-        queue.insert(index, [start, first - start])
-    queue.appendleft([first, count])

@@ -20,6 +20,13 @@ from dblp.transport.paths.base import PathChoice
 from dblp.transport.port import Address
 from dblp.transport.send_path import SendPath
 
+LENT_RTTVAR_S = 4e-3
+"""Least deviation that a path without a sample of its own expects from another's round trip, so that 16 ms more are no silence:
+paths of one pair of hosts seldom differ by more."""
+LOSSY = 0.02
+"""Share of lost datagrams above which control takes another path."""
+LOOKS = 4
+"""Paths that are looked at for it."""
 HasRoom = Callable[[Outgoing, SendPath, float, int], bool]
 """``has_room(message, path, now, most_chunks)``: it is worth to send what the message has next on this path now."""
 
@@ -50,12 +57,14 @@ class PeerPaths:
 
     def __init__(self, paths: Sequence[SendPath], choice: PathChoice) -> None:
         self.choice = choice
+        choice.loss_share = lambda path: paths[path].steady_loss
         self.most_chunks = choice.most_chunks
         self._paths = paths
         self._used = [paths[index] for index in choice.paths]
         self.living = list(self._used)
         self.suspects: set[SendPath] = set()
         self._turn = 0
+        self._unmeasured = True  # the round trips of some paths
 
     # --- where to
 
@@ -65,11 +74,20 @@ class PeerPaths:
         return self.living[0] if self.living else self._used[0]
 
     def next_control(self) -> SendPath:
-        """The next living path in turn."""
-        if not self.living:
+        """The next living path in turn, but for lossy ones while others are not: nothing behind it tells of its loss before a
+        timeout does."""
+        count = len(self.living)
+        if not count:
             return self._used[0]
-        self._turn += 1
-        return self.living[self._turn % len(self.living)]
+        best = self.living[(self._turn + 1) % count]
+        for _ in range(min(count, LOOKS)):
+            self._turn += 1
+            path = self.living[self._turn % count]
+            if path.steady_loss < LOSSY:
+                return path
+            if path.steady_loss < best.steady_loss:
+                best = path
+        return best
 
     def pick(self, message: Outgoing, now: float, has_room: HasRoom) -> tuple[SendPath, int] | None:
         """The path of the message's next burst and how many chunks at most; None if it must wait."""
@@ -103,6 +121,8 @@ class PeerPaths:
         path.answered_at = max(path.answered_at, sent_at)
         path.progress_at = now
         self.suspects.discard(path)
+        if self._unmeasured and path.srtt:
+            self._lend_rtt(path)
         if path.alive or not path.proved:
             return False
         self._revive(path, now)
@@ -136,6 +156,13 @@ class PeerPaths:
         if path.probes > 1:
             asked += [other for other in self._used if other.proved and not other.alive]
         return asked
+
+    def _lend_rtt(self, path: SendPath) -> None:
+        """Paths without a sample of their own expect about this one's round trip: their first silence is noticed soon, too."""
+        self._unmeasured = False
+        for other in self._used:
+            if not other.srtt:
+                other.srtt, other.rttvar = path.srtt, max(path.srtt, path.rttvar, LENT_RTTVAR_S)
 
     def _revive(self, path: SendPath, now: float) -> None:
         path.take_back(now)
