@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dblp.collectives.reduction import DType, narrow_bfloat16, widen_bfloat16
+from dblp.collectives.reduction import DType, Op, energy, narrow_bfloat16, widen_bfloat16
 from dblp.errors import ConfigError
 from dblp.transport.policy import Carry, CarryBound
 
@@ -56,6 +56,9 @@ class Account:
     """Their sum, in float64: what accounts add up to, over ranks and rounds."""
     energy: float = 0.0
     """Sum of squares."""
+
+
+NOTHING = Account()
 
 
 class Residual:
@@ -88,7 +91,7 @@ class Residual:
         self._velocity: Array | None = None
         self._rule: Carry | None = None
         self._widen: Callable[[Array], Array] = _same
-        self._fresh_energy = 0.0
+        self._fresh_energy: float | None = None
         self._rounding: Array | None = None
         self._kept: Array | None = None
         self._ranks: npt.NDArray[np.int32] | None = None
@@ -108,37 +111,48 @@ class Residual:
 
     # --- one round
 
-    def begin(self, array: Array, kind: DType, rule: Carry | None) -> None:
-        """A round begins with the gradient ``array`` (1-D, ``size`` elements, changed in place to what is to be sent).
-
-        ``rule``: what becomes of what the round loses; None: it is discarded. Raises ConfigError if the sizes or types do not
-        fit, or if a round with this residual is still under way.
-        """
+    def check(self, size: int, kind: DType, op: Op = Op.SUM) -> None:
+        """Raise ConfigError unless a round of a gradient of ``size`` elements of ``kind`` may begin."""
         if self.busy:
             raise ConfigError(
                 "carry: a round with this residual is still under way; use one residual a bucket"
             )
-        if array.size != self.size:
-            raise ConfigError(f"carry: the residual has {self.size} elements, the gradient {array.size}")
+        if size != self.size:
+            raise ConfigError(f"carry: the residual has {self.size} elements, the gradient {size}")
         if kind.kind != "f" or (kind.name == "float64" and self.dtype != np.float64):
             raise ConfigError(
                 f"carry: gradients of {kind.name} cannot be held in {self.dtype.name}; "
                 "make the residual with dtype='float64' for float64, and none for types that are not floating-point"
             )
+        if op not in (Op.SUM, Op.AVG):
+            raise ConfigError(
+                f"carry with {op.name}: only sums and averages of gradients leave something to carry"
+            )
+
+    def begin(
+        self, array: Array, kind: DType, rule: Carry | None, *, weigh: bool = False, contributes: bool = True
+    ) -> None:
+        """A round begins with the gradient ``array`` (1-D, ``size`` elements, changed in place to what is to be sent).
+
+        ``rule``: what becomes of what the round loses; None: it is discarded. ``weigh``: nobody else takes the energy of what is
+        sent, so it is taken here if the rule needs it. ``contributes``: False of a rank that has no gradient, only a carry.
+        """
         self.busy = True
         self._rule = rule
         self._widen = widen_bfloat16 if kind.name == "bfloat16" else _same
         self._kept = self._ranks = self._rounding = None
-        self._fresh_energy = 0.0
+        self._fresh_energy = None
         fresh = self._advance_velocity(array)
+        weigh &= rule is not None and rule.bound is CarryBound.NORM and contributes
         if self.empty and fresh is None:
+            if weigh:
+                self._fresh_energy = energy(array, kind)
             return
         wide = self._widen(array).astype(self.dtype) if fresh is None else fresh.copy()
-        if not self.empty:
-            if rule is not None and rule.bound is CarryBound.NORM:
-                self._fresh_energy = _energy(wide)
-            for layer in self._layers:
-                wide += layer
+        if contributes and (weigh or not self.empty):
+            self._fresh_energy = _energy(wide)
+        for layer in self._layers:
+            wide += layer
         array[...] = narrow_bfloat16(wide) if kind.name == "bfloat16" else wide
         if kind.half:
             wide -= self._widen(array)
@@ -160,7 +174,7 @@ class Residual:
 
     def settle(self, energy_sent: float = 0.0) -> tuple[Account, Account]:
         """The round has ended well: (carried, discarded). ``energy_sent``: sum of squares of what the algorithm sent in the
-        reduce leg, if it has weighed it."""
+        reduce leg, if it has weighed it; of the average, if this rank contributed nothing."""
         before, self._layers = self._layers, []
         kept, self._kept = self._kept, None
         rounding, self._rounding = self._rounding, None
@@ -172,20 +186,21 @@ class Residual:
             else:
                 self._velocity[kept == 0] = 0
         if kept is None and rounding is None:
-            return Account(), Account()
+            return NOTHING, NOTHING
         kept = self._zeros() if kept is None else kept
         lost = kept != 0 if before and rule is not None and rule.bound is CarryBound.AGE else None
         if rounding is not None:
             kept += rounding
         if rule is None:
-            return Account(), self._discard(kept)
+            return NOTHING, self._discard(kept)
         if rule.bound is CarryBound.AGE:
             discarded = self._drop_old(kept, before, lost, int(rule.limit))
         else:
+            reference = energy_sent if self._fresh_energy is None else self._fresh_energy
             self._layers = [kept]
-            discarded = Account()
+            discarded = NOTHING
             if rule.bound is CarryBound.NORM:
-                discarded = self._drop_small(kept, rule.limit**2 * (self._fresh_energy or energy_sent))
+                discarded = self._drop_small(kept, rule.limit**2 * reference)
         carried = _account(self._layers[0] if len(self._layers) == 1 else self.values)
         if not carried.elements:
             self._layers = []
@@ -203,12 +218,12 @@ class Residual:
         """Let what was not delivered grow a round older, and drop what is too old then."""
         if lost is None:
             self._layers = [kept]
-            return Account()
+            return NOTHING
         for layer in before:
             layer *= lost
             kept -= layer
         self._layers = [kept, *before[: limit - 1]]
-        return self._discard(before[limit - 1]) if len(before) >= limit else Account()
+        return self._discard(before[limit - 1]) if len(before) >= limit else NOTHING
 
     def _drop_small(self, kept: Array, most: float) -> Account:
         """Drop pieces of ``kept``, the least energy first, until its energy is at most ``most``; in place."""
@@ -216,7 +231,7 @@ class Residual:
         if self._ranks is not None:
             energies /= np.square(np.maximum(self._ranks, 1), dtype=np.float64)
         if energies.sum() <= most:
-            return Account()
+            return NOTHING
         order = np.argsort(energies, kind="stable")
         # From the largest down, as many as fit: their running sums are exact enough to compare, none is subtracted.
         fit = int(np.searchsorted(np.cumsum(energies[order[::-1]]), most, side="right"))

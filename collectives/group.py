@@ -26,6 +26,8 @@ from dblp.collectives.algorithms.incast import Incast
 from dblp.collectives.algorithms.reduce_leg import post_reduce_leg
 from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, private
 from dblp.collectives.call import Call, Collective, digest_sizes
+from dblp.collectives.carry import Residual
+from dblp.collectives.carrying import Carrying
 from dblp.collectives.p2p import GROUP_LIMIT, MAX_RANKS, Mailbox
 from dblp.collectives.reduction import DType, Op, Reducer, check_op, dtype_of, parse_op
 from dblp.collectives.report import Report
@@ -101,6 +103,7 @@ class Group:
         *,
         policy: Policy | None = None,
         algorithm: str = "auto",
+        carry: Residual | None = None,
         timeout_s: float | None = None,
         dtype: str | None = None,
     ) -> asyncio.Task[Report]:
@@ -108,7 +111,9 @@ class Group:
 
         ``policy`` may allow a floating sum or average to lose chunks on the way to their reduction; ``algorithm``
         is ``auto`` or one of ``algorithms.ALL_REDUCE``, with its options (``"ps(servers=0+1,serve_only)"``);
-        ``dtype="bfloat16"`` names what uint16 arrays hold.
+        ``dtype="bfloat16"`` names what uint16 arrays hold. ``carry``: what this rank kept of earlier rounds of the same bucket,
+        which is added to ``array``; what this round loses is kept there under ``policy.carry``, or discarded without one. All
+        ranks give one, or none does.
         Raises ConfigError and UnsupportedError in the call; the task raises MismatchError, DeadlineError, PeerError.
         """
         buffer = Buffer(array, "array", output=True)
@@ -125,14 +130,18 @@ class Group:
             policy=policy,
         )
         reducer = Reducer(kind, operation, self.world_size)
+        carrying = None if carry is None else Carrying(carry, flat, call, self.rank, self.world_size)
 
         def post(round_: Round) -> None:
+            if carrying is not None:
+                carrying.begin()
             if self.world_size == 1:
                 reducer.finish(flat)
             else:
-                algorithm_of(name)(round_, flat, reducer, call.policy)
+                keep = None if carry is None else carry.keep
+                algorithm_of(name)(round_, flat, reducer, policy, keep=keep)
 
-        return self._start(call, flat.nbytes, timeout_s, post, buffer.restore)
+        return self._start(call, flat.nbytes, timeout_s, post, buffer.restore, carrying)
 
     def reduce_scatter(
         self,
@@ -380,26 +389,38 @@ class Group:
     # running
 
     def _start(
-        self, call: Call, nbytes: int, timeout_s: float | None, post: Post, finish: Finish
+        self,
+        call: Call,
+        nbytes: int,
+        timeout_s: float | None,
+        post: Post,
+        finish: Finish,
+        carrying: Carrying | None = None,
     ) -> asyncio.Task[Report]:
         self._check_open()
         timeout_s = self._timeout(timeout_s)
         number, self._next_round = self._next_round, self._next_round + 1
-        round_ = Round(self._endpoint, self._ranks, self._id, number, call, timeout_s, self._pool, self._incast)
+        round_ = Round(
+            self._endpoint, self._ranks, self._id, number, call, timeout_s, self._pool, self._incast
+        )
         try:
             post(round_)
         except Exception as error:
             self._poison(error)
             round_.end()
+            if carrying is not None:
+                carrying.end()
             raise
-        task = asyncio.get_running_loop().create_task(self._run(round_, nbytes, finish))
+        task = asyncio.get_running_loop().create_task(self._run(round_, nbytes, finish, carrying))
         task.add_done_callback(lambda _: self._abandoned(round_))
         return task
 
-    async def _run(self, round_: Round, nbytes: int, finish: Finish) -> Report:
+    async def _run(self, round_: Round, nbytes: int, finish: Finish, carrying: Carrying | None) -> Report:
         try:
             await round_.received()
             await round_.sent()
+            if carrying is not None:
+                round_.carried, round_.discarded = carrying.settle(round_.energy_sent)
             finish()  # last: a result may have to overwrite what was sent
             return round_.report(nbytes)
         except asyncio.CancelledError:
@@ -410,6 +431,8 @@ class Group:
             raise
         finally:
             round_.end()
+            if carrying is not None:
+                carrying.end()
 
     def _abandoned(self, round_: Round) -> None:
         """End a round whose task was cancelled before it ran at all."""

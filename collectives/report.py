@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dblp.collectives.carry import NOTHING, Account
 from dblp.units import format_bytes, format_seconds
 
 
@@ -53,6 +54,11 @@ class Report:
     """Stop rule of the call's policy."""
     skipped: bool = False
     """A message was given up below its bound, here or on another rank: the result is zeros on all (``Short.SKIP``)."""
+
+    carried: Account = NOTHING
+    """What this rank keeps for its next gradient of the same bucket: all of it, also from earlier rounds."""
+    discarded: Account = NOTHING
+    """What this rank had kept and the bound of the carry dropped; without a carry nothing is counted here."""
 
     @property
     def missing_chunks(self) -> int:

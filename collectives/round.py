@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.call import Call, describe
+from dblp.collectives.carry import NOTHING
 from dblp.collectives.deadline import Deadline, deadline_error
 from dblp.collectives.report import Report, energy_lost_share
 from dblp.collectives.staging import StagePool
@@ -109,6 +110,8 @@ class Round:
         self.title = f"{call.label}, round {number} of group {group}"
         self.error: BaseException | None = None
         self.ended = False
+        self.energy_sent = 0.0  # sum of squares of the bounded messages whose energy was told
+        self.carried = self.discarded = NOTHING
         self.skipped = (
             False  # a message was given up below its bound, on this rank or another: the result is zeros
         )
@@ -151,6 +154,7 @@ class Round:
         sending = self.endpoint.send(
             self._ranks[peer], message, data.view(np.uint8), spec, offered=offered, energy=energy
         )
+        self.energy_sent += energy
         leg = _Leg(peer, step, spec, sending)
         leg.confirmed |= confirmed
         self._legs.append(leg)
@@ -268,6 +272,8 @@ class Round:
             energy_lost=energy_lost_share(self._energies, missing / self._bounded_chunks if missing else 0.0),
             budget=call.policy.budget,
             stop=call.policy.stop.value,
+            carried=self.carried,
+            discarded=self.discarded,
             skipped=self.skipped,
         )
 

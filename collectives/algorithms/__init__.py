@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from dblp.collectives.algorithms import direct, flat, halving_doubling, hierarchical, ps, ring
+from dblp.collectives.algorithms.hops import Keep
 from dblp.collectives.algorithms.options import check_options, format_algorithm, parse_algorithm
 from dblp.collectives.reduction import DType, Reducer
 from dblp.collectives.round import Round
@@ -28,7 +29,16 @@ in about two thirds of the time."""
 class Algorithm(Protocol):
     """Posts all messages of an all-reduce; the round is done when its receives have ended."""
 
-    def __call__(self, round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy) -> None: ...
+    def __call__(
+        self,
+        round_: Round,
+        buffer: npt.NDArray[Any],
+        reducer: Reducer,
+        policy: Policy,
+        *,
+        keep: Keep | None = None,
+    ) -> None:
+        """``keep`` is told what no result has."""
 
 
 ALL_REDUCE: dict[str, Algorithm] = {
@@ -76,6 +86,17 @@ def algorithm_of(name: str) -> Algorithm:
     """What ``choose`` has chosen, its options bound."""
     base, options = parse_algorithm(name)
     return functools.partial(ALL_REDUCE[base], **options) if options else ALL_REDUCE[base]
+
+
+def contributes(name: str, rank: int) -> bool:
+    """The rank's array is a part of the sum: not that of a parameter server that serves only."""
+    base, options = parse_algorithm(name)
+    return not (base == "ps" and options.get("serve_only") and rank in options.get("servers", (0,)))
+
+
+def weighs(name: str) -> bool:
+    """The algorithm tells the round the energy of the contributions that it sends under a bound."""
+    return name == "direct"
 
 
 def _check(algorithm: str, world_size: int, policy: Policy) -> str:

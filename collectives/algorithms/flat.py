@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.algorithms.grid import chunk_bytes, spec
+from dblp.collectives.algorithms.hops import Keep
 from dblp.collectives.algorithms.sinks import CopySink
 from dblp.collectives.reduction import Reducer
 from dblp.collectives.round import Round
@@ -20,10 +21,12 @@ from dblp.transport.policy import Policy
 _STEP = 0
 
 
-def post(round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy) -> None:
+def post(
+    round_: Round, buffer: npt.NDArray[Any], reducer: Reducer, policy: Policy, *, keep: Keep | None = None
+) -> None:
     """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended.
 
-    Arrays of no elements exchange empty messages, so that ranks that disagree find out.
+    Arrays of no elements exchange empty messages, so that ranks that disagree find out. Nothing is lost: ``keep`` is not called.
     """
     chunk = chunk_bytes(buffer.nbytes, round_.endpoint.max_chunk_bytes, policy)
     message = spec(buffer.nbytes, chunk)

@@ -93,13 +93,16 @@ class Flow:
 
     # --- declaring
 
-    def send(self, peer: int, step: int, span: Span, *, gather: bool = False, weigh: bool = False) -> None:
-        """Send what stands in ``span`` after the stages declared so far; ``weigh``: tell its energy, which is known now."""
+    def send(
+        self, peer: int, step: int, span: Span, *, gather: bool = False, weigh: bool = False, ranks: int = 1
+    ) -> None:
+        """Send what stands in ``span`` after the stages declared so far; ``weigh``: tell its energy, which is known now;
+        ``ranks``: how many ranks' contributions are in it."""
         if not span.chunks:
             return
         spec = self._spec(span, self.gather_budget if gather else self.reduce_budget)
         before = _overlaps(self._last, span)
-        outlet = Outlet(self, span, peer, step, spec, waits=bool(before), gather=gather)
+        outlet = Outlet(self, span, peer, step, spec, waits=bool(before), gather=gather, ranks=ranks)
         if weigh and self.policy.lossy:
             outlet.energy = energy(self.elements(span), self.reducer.dtype)
         for common, stage in before:
@@ -231,10 +234,10 @@ class Flow:
         except Exception as error:
             self.round.fail(error)
 
-    def keep_span(self, span: Span, *, divided: bool) -> None:
-        """What stands in ``span`` is in no result."""
+    def keep_span(self, span: Span, *, divisor: int = 1, ranks: int) -> None:
+        """What stands in ``span`` is in no result (see ``Keep``)."""
         if self._keep is not None:
-            self._keep(span.low * self.per_chunk, self.elements(span), divided=divided)
+            self._keep(span.low * self.per_chunk, self.elements(span), divisor=divisor, ranks=ranks)
 
     def ended(self, stage: Stage | Part, received: Received) -> None:
         """A message has ended."""
@@ -295,15 +298,15 @@ class Flow:
     def _fill(self, bits: npt.NDArray[np.uint8]) -> None:
         """The union of all ranks' holes is known, and whether a message was given up on any: all fill it alike."""
         if bits[0]:
-            self.buffer[...] = 0
             self.round.skipped = True
-            return
-        missing = np.unpackbits(bits[1:], count=self.all.chunks).view(np.bool_)
+            missing = np.ones(self.all.chunks, np.bool_)
+        else:
+            missing = np.unpackbits(bits[1:], count=self.all.chunks).view(np.bool_)
         for low, high in true_runs(missing, 0):
             for own in self._owned:
                 part = Span(max(low, own.low), min(high, own.high))
                 if part.chunks > 0:
-                    self.keep_span(part, divided=self.reducer.divisor != 1)
+                    self.keep_span(part, divisor=self.reducer.divisor, ranks=self.round.world_size)
             self.elements(Span(low, high))[...] = 0
 
 

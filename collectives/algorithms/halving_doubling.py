@@ -61,7 +61,7 @@ def declare(flow: Flow, rank: int, size: int) -> None:
     for peer, step in levels:
         low, high = span.cut(2)
         span, other = (high, low) if peer < rank else (low, high)
-        flow.send(peer, step, other)
+        flow.send(peer, step, other, ranks=1 << (step - 1))
         flow.add(peer, step, span, final=step == depth)
         sent.append(other)
     for (peer, step), other in zip(reversed(levels), reversed(sent), strict=True):

@@ -72,7 +72,7 @@ def declare(flow: Flow, rank: int, size: int, columns: int) -> None:
     for place, peer in enumerate(in_row.values(), start=1):
         flow.add(peer, _ROW, shards[column], final=not in_column and place == len(in_row))
     for number, peer in _turns(in_column, row):
-        flow.send(peer, _COLUMN, parts[number])
+        flow.send(peer, _COLUMN, parts[number], ranks=columns)
     for place, peer in enumerate(in_column.values(), start=1):
         flow.add(peer, _COLUMN, parts[row], final=place == len(in_column))
     for _, peer in _turns(in_column, row):

@@ -46,9 +46,9 @@ class Span:
 class Keep(Protocol):
     """Told what this rank holds and no other rank has counted."""
 
-    def __call__(self, first: int, values: Array, *, divided: bool) -> None:
-        """``values`` (1-D, valid during the call) of the elements from ``first`` on are not in the result; ``divided``: they are
-        an average already."""
+    def __call__(self, first: int, values: Array, *, divisor: int = 1, ranks: int = 1) -> None:
+        """``values`` (1-D, valid during the call) of the elements from ``first`` on are not in the result; ``divisor``: they are
+        an average over so many ranks; ``ranks``: how many ranks' contributions are in them, if none was lost."""
 
 
 class Follower(Protocol):
@@ -75,9 +75,19 @@ class Outlet(Node):
     the reduce leg's sends of a lossy round are. ``on_counts`` is told how many chunks were sent first and again."""
 
     def __init__(
-        self, flow: Flow, span: Span, peer: int, step: int, spec: MessageSpec, *, waits: bool, gather: bool
+        self,
+        flow: Flow,
+        span: Span,
+        peer: int,
+        step: int,
+        spec: MessageSpec,
+        *,
+        waits: bool,
+        gather: bool,
+        ranks: int,
     ) -> None:
         super().__init__(flow, span)
+        self.ranks = ranks
         self.peer = peer
         self.step = step
         self.spec = spec
@@ -137,7 +147,7 @@ class Outlet(Node):
         if self._missing is not None:
             base = self.span.low
             for first, end in true_runs(self._missing[low - base : high - base], low):
-                self.flow.keep_span(Span(first, end), divided=False)
+                self.flow.keep_span(Span(first, end), ranks=self.ranks)
         self.done(low, high)
 
 

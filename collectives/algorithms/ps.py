@@ -2,8 +2,8 @@
 
 The array is cut into as many shards as there are servers, one each. Servers train as well (their own contribution needs no
 push), or only serve (``serve_only``): then they contribute nothing, an average is one over the workers, and what stood in
-their arrays is overwritten by the result. Sums start with the server's own contribution and go on by ascending ranks;
-chunks are pushed back as soon as they are reduced, see ``flow``.
+their arrays is overwritten by the result; but what they carry from earlier rounds is added. Sums start with the server's own
+contribution and go on by ascending ranks; chunks are pushed back as soon as they are reduced, see ``flow``.
 
 With one server that serves only, this is DBLP's set-up (arXiv 2605.01989: three workers and a server, central reduce and
 broadcast) and LTP's (arXiv 2305.04279: lossy push, and with ``Consistency.EXACT`` its reliable broadcast); with all ranks as
@@ -68,12 +68,14 @@ def post(
         keep=keep,
         tell_step=_TELL if pushers >= LEAST_PEERS else 0,
     )
-    declare(flow, round_.rank, size, servers, workers)
+    declare(flow, round_.rank, size, servers, workers, carries=keep is not None)
     flow.post()
 
 
-def declare(flow: Flow, rank: int, size: int, servers: tuple[int, ...], workers: list[int]) -> None:
-    """This rank's hops."""
+def declare(
+    flow: Flow, rank: int, size: int, servers: tuple[int, ...], workers: list[int], *, carries: bool = False
+) -> None:
+    """This rank's hops. ``carries``: what stands in a server's array counts, though it serves only."""
     shards = dict(zip(servers, flow.all.cut(len(servers)), strict=True))
     turns = sorted(servers, key=lambda server: (server <= rank, server))  # not all turn to the same one first
     pushing = [worker for worker in workers if worker != rank]
@@ -83,7 +85,7 @@ def declare(flow: Flow, rank: int, size: int, servers: tuple[int, ...], workers:
                 flow.send(server, _PUSH, shards[server])
     if rank in shards:
         for place, worker in enumerate(pushing, start=1):
-            fresh = place == 1 and rank not in workers
+            fresh = place == 1 and rank not in workers and not carries
             flow.add(worker, _PUSH, shards[rank], final=place == len(pushing), fresh=fresh)
         for step in range(1, size):
             flow.send((rank + step) % size, _PULL, shards[rank], gather=True)

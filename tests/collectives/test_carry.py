@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dblp.collectives.carry import PIECE, Account, CarryStore, Residual
-from dblp.collectives.reduction import DTYPES, narrow_bfloat16, widen_bfloat16
+from dblp.collectives.reduction import DTYPES, Op, narrow_bfloat16, widen_bfloat16
 from dblp.errors import ConfigError
 from dblp.transport.policy import Carry, CarryBound
 
@@ -184,17 +184,20 @@ def test_misuse_is_refused():
     with pytest.raises(ConfigError, match="float32, or in float64"):
         Residual(4, "float16")
     residual = Residual(4)
-    with pytest.raises(ConfigError, match="4 elements, the gradient 5"):
-        residual.begin(np.zeros(5, np.float32), F32, FREE)
-    with pytest.raises(ConfigError, match="cannot be held in float32"):
-        residual.begin(np.zeros(4), DTYPES["float64"], FREE)
-    with pytest.raises(ConfigError, match="none for types that are not floating-point"):
-        residual.begin(np.zeros(4, np.int32), DTYPES["int32"], FREE)
+    for size, kind, words in [
+        (5, "float32", "4 elements, the gradient 5"),
+        (4, "float64", "cannot be held in float32"),
+        (4, "int32", "none for types that are not floating-point"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            residual.check(size, DTYPES[kind])
+    with pytest.raises(ConfigError, match="carry with MAX"):
+        residual.check(4, F32, Op.MAX)
     residual.begin(np.zeros(4, np.float32), F32, FREE)
     with pytest.raises(ConfigError, match="still under way"):
-        residual.begin(np.zeros(4, np.float32), F32, FREE)
+        residual.check(4, F32)
     residual.abandon()
-    residual.begin(np.zeros(4, np.float32), F32, FREE)
+    residual.check(4, F32)
 
 
 # stores

@@ -39,11 +39,11 @@ def keeping(monkeypatch, name):
     """Let the algorithm's ranks note what they keep: rank -> {round: array of what is in no result}."""
     kept: dict[int, dict[int, np.ndarray]] = {}
 
-    def post(round_, buffer, reducer, policy):
+    def post(round_, buffer, reducer, policy, *, keep=None):
         mine = kept.setdefault(round_.rank, {}).setdefault(round_.number, np.zeros_like(buffer))
 
-        def keep(first, values, *, divided):
-            assert not divided
+        def keep(first, values, *, divisor, ranks):
+            assert divisor == 1 and 1 <= ranks <= round_.world_size
             mine[first : first + values.size] += values
 
         POSTS[name](round_, buffer, reducer, policy, keep=keep)
@@ -237,7 +237,7 @@ def test_all_ranks_learn_the_union(monkeypatch, world_size):
     ]
     bits = [part & np.uint8(1 << rank % 8) for rank, part in enumerate(bits)]
 
-    def post(round_, buffer, reducer, policy):
+    def post(round_, buffer, reducer, policy, *, keep=None):
         union = Union(round_, 100, 0, functools.partial(known.__setitem__, round_.rank))
         asyncio.get_running_loop().call_later(1e-3 * round_.rank, union.start, bits[round_.rank])
 

@@ -1,0 +1,229 @@
+"""C4, every gradient is accounted for: summed over ranks, delivered + carried + discarded == contributed.
+
+Contributions are integers, so every sum is exact in float32 and all comparisons are of bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dblp.collectives.carry import Residual
+from dblp.collectives.reduction import narrow_bfloat16, widen_bfloat16
+from dblp.errors import ConfigError, DeadlineError
+from dblp.transport.policy import Carry, CarryBound, Consistency, Policy, Short, Stop
+from tests.collectives.worlds import run_memory, run_network, total
+
+ALGORITHMS = [
+    "direct", "ring", "halving_doubling", "hierarchical", "ps", "ps(serve_only)", "ps(servers=0+1)",
+]  # fmt: skip
+BOUNDS = [
+    Carry(),
+    Carry(limit=0.2),
+    Carry(bound=CarryBound.AGE),
+    Carry(bound=CarryBound.AGE, limit=2),
+    Carry(bound=CarryBound.NONE),
+    None,
+]
+
+
+class Books:
+    """One rank's accounts over the rounds of a run, in float64."""
+
+    def __init__(self, rank, count, dtype="float32"):
+        self.rank, self.count, self.dtype = rank, count, dtype
+        self.contributed = np.zeros(count)
+        self.delivered = np.zeros(count)
+        self.discarded = np.zeros(count)
+        self.reports = []
+        self.bits = []
+        wide = "float64" if dtype == "float64" else "float32"
+        self.residual = Residual(count, wide, on_discard=self.discard)
+
+    def discard(self, values):
+        self.discarded += values
+
+    async def round(self, group, seed, policy, algorithm, op="sum"):
+        """One all-reduce of fresh integers."""
+        gradient = np.random.default_rng([seed, self.rank]).integers(-8, 9, self.count).astype(np.float32)
+        array = narrow_bfloat16(gradient) if self.dtype == "bfloat16" else gradient.astype(self.dtype)
+        name = self.dtype if self.dtype == "bfloat16" else None
+        report = await group.all_reduce(
+            array, op, policy=policy, algorithm=algorithm, carry=self.residual, dtype=name
+        )
+        if "serve_only" not in algorithm or self.rank != 0:
+            self.contributed += gradient
+        wide = widen_bfloat16(array) if self.dtype == "bfloat16" else array
+        ranks = group.world_size - ("serve_only" in algorithm)
+        self.delivered += wide.astype(np.float64) * (ranks if op == "avg" else 1)
+        self.reports.append(report)
+        self.bits.append(array.tobytes())
+
+
+def check(books, *, counted=True):
+    """The contract, element by element; the reports' accounts say the same in sum."""
+    first = books[0]
+    for other in books[1:]:
+        assert other.bits == first.bits, "C3"
+    contributed = total(book.contributed for book in books)
+    carried = total(book.residual.values.astype(np.float64) for book in books)
+    discarded = total(book.discarded for book in books)
+    assert (first.delivered + carried + discarded == contributed).all(), "C4"
+    if counted:
+        for book in books:
+            assert sum(report.discarded.total for report in book.reports) == book.discarded.sum()
+            last = book.reports[-1].carried
+            values = book.residual.values.astype(np.float64)
+            assert (last.total, last.elements) == (values.sum(), np.count_nonzero(values))
+            assert last.energy == pytest.approx(np.square(values).sum())
+
+
+def keep_books(
+    run, world_size, policy, algorithm, *, rounds=3, count=5000, op="sum", dtype="float32", **options
+):
+    async def member(group):
+        book = Books(group.rank, count, dtype)
+        for number in range(rounds):
+            await book.round(group, number, policy, algorithm, op)
+        return book
+
+    return run(member, world_size, **options)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=12, deadline=None)
+@given(
+    world_size=st.integers(2, 6),
+    count=st.integers(1, 9000),
+    budget=st.sampled_from([0.1, 0.5, 0.9]),
+    gather=st.sampled_from([None, 0.0, 0.1]),
+    consistency=st.sampled_from([Consistency.AGREED, Consistency.EXACT]),
+    carry=st.sampled_from(BOUNDS),
+    dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16", "float16"]),
+    loss=st.sampled_from([0.0, 0.4, 1.0]),
+    stop=st.sampled_from([Stop.STALL, Stop.EAGER]),
+    seed=st.integers(0, 1000),
+)
+def test_nothing_leaves_the_account(
+    algorithm, world_size, count, budget, gather, consistency, carry, dtype, loss, stop, seed
+):
+    """On endpoints in memory that lose a share of each budget."""
+    if "+" in algorithm or "serve_only" in algorithm:
+        world_size = max(world_size, 3)
+    gather = None if consistency is Consistency.EXACT else gather
+    policy = Policy(budget=budget, gather_budget=gather, consistency=consistency, carry=carry, stop=stop)
+    books = keep_books(
+        run_memory,
+        world_size,
+        policy,
+        algorithm,
+        count=count,
+        dtype=dtype,
+        seed=seed,
+        loss=loss,
+        chunk_bytes=512,
+    )
+    check(books)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("loss", "stop"), [("loss(0.02),reorder(0.05,1ms)", "stall"), ("loss(0.3)", "eager")]
+)
+def test_over_a_lossy_network(algorithm, loss, stop):
+    """Real endpoints; averages of 4 contributions are exact too."""
+    world_size = 5 if "serve_only" in algorithm else 4
+    policy = Policy(budget=0.5, stop=Stop(stop), carry=Carry())
+    books = keep_books(
+        run_network, world_size, policy, algorithm, count=12_000, rounds=2, op="avg", seed=6, impair=loss
+    )
+    check(books)
+    assert sum(report.missing_chunks for book in books for report in book.reports) > 0
+    assert any(report.carried.elements for book in books for report in book.reports)
+
+
+def test_without_a_residual_nothing_is_carried():
+    policy = Policy(budget=0.5, carry=Carry())
+
+    async def member(group):
+        array = np.ones(9000, np.float32)
+        report = await group.all_reduce(array, policy=policy)
+        return report.carried.elements, report.discarded.elements
+
+    assert set(run_memory(member, 3, loss=1.0, chunk_bytes=512)) == {(0, 0)}
+
+
+def test_an_exact_round_delivers_what_is_carried():
+    async def member(group):
+        book = Books(group.rank, 9000)
+        await book.round(group, 0, Policy(budget=0.5, carry=Carry()), "direct")
+        lost = book.reports[0].carried.elements
+        await book.round(group, 1, Policy(carry=Carry()), "auto")
+        return book, lost
+
+    results = run_memory(member, 3, loss=1.0, chunk_bytes=512)
+    check([book for book, _ in results])
+    assert all(lost for _, lost in results) and all(book.residual.empty for book, _ in results)
+
+
+def test_a_skipped_step_is_carried():
+    """All zeros everywhere; the sums are with those who made them, the rest with its senders."""
+    policy = Policy(
+        budget=0.02,
+        stop=Stop.DEADLINE,
+        stop_after_s=0.03,
+        short=Short.SKIP,
+        carry=Carry(bound=CarryBound.NONE),
+    )
+    books = keep_books(run_network, 3, policy, "direct", count=60_000, seed=3, impair="loss(0.6)")
+    check(books)
+    assert any(report.skipped for report in books[0].reports)
+
+
+def test_velocities_are_contributed_instead_of_gradients():
+    """DGC's momentum correction, without masking: what all rounds contribute is the sum of the velocities."""
+    rule = Carry(bound=CarryBound.NONE, momentum=0.5)
+
+    async def member(group):
+        residual, delivered, contributed, velocity = Residual(9000), 0.0, 0.0, 0.0
+        for number in range(4):
+            gradient = np.random.default_rng([number, group.rank]).integers(-8, 9, 9000).astype(np.float32)
+            velocity = np.float32(0.5) * velocity + gradient
+            contributed = contributed + velocity
+            array = gradient.copy()
+            await group.all_reduce(array, policy=Policy(budget=0.5, carry=rule), carry=residual)
+            delivered = delivered + array
+        return contributed, delivered, residual.values
+
+    results = run_memory(member, 3, loss=1.0, chunk_bytes=512)
+    contributed, carried = (total(result[index] for result in results) for index in (0, 2))
+    assert (results[0][1] + carried == contributed).all() and carried.any()
+
+
+def test_a_residual_that_does_not_fit_costs_nothing():
+    async def member(group):
+        array = np.ones(100, np.float32)
+        with pytest.raises(ConfigError, match="99 elements, the gradient 100"):
+            group.all_reduce(array, carry=Residual(99))
+        with pytest.raises(ConfigError, match="only sums and averages"):
+            group.all_reduce(array, "max", carry=Residual(100))
+        await group.all_reduce(array, carry=Residual(100))
+        return array.tolist()
+
+    assert run_memory(member, 2) == [[2.0] * 100] * 2
+
+
+def test_a_failed_round_lets_the_residual_go():
+    async def member(group):
+        residual = Residual(9000)
+        task = (
+            group.all_reduce(np.ones(9000, np.float32), carry=residual, timeout_s=1.0) if group.rank else None
+        )
+        if task is not None:
+            with pytest.raises(DeadlineError):
+                await task
+        return residual.busy
+
+    assert run_memory(member, 2) == [False, False]
