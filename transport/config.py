@@ -56,7 +56,8 @@ class TransportConfig:
     rate_bps: float = 0.0
     """Sending rate of a rank for ``congestion="fixed"``, bits per second; 0 is unpaced."""
     ifname: str = ""
-    """Interface to use; empty: the one on the route to the master."""
+    """Interface or address to use; empty: the one on the route to the master. Of several, ``eth0,eth1``, the paths take turns:
+    path i of one rank meets path i of another, so list them in the same order everywhere."""
     impair: str = ""
     """Impairments of what this rank sends, as one string (docs/impairments.md); empty: none."""
     seed: int = 0

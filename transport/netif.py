@@ -65,6 +65,27 @@ def choose(pattern: str = "", *, master: str | None = None, host: str | None = N
     return _by_route(master, targets, interfaces)
 
 
+def choose_all(
+    pattern: str, paths: int, *, master: str | None = None, host: str | None = None
+) -> list[Choice]:
+    """The interface and address of each path: where ``pattern`` lists several with commas, those that are up take turns in its
+    order; else all paths have the one that ``choose`` finds. Raises ConfigError."""
+    first = choose(pattern, master=master, host=host)
+    if host is not None or paths == 1 or pattern.startswith("^") or len(_names(pattern)) < 2:
+        return [first] * paths
+    interfaces = libc.interfaces()
+    exact = "=" if pattern.startswith("=") else ""
+    found: dict[str, Choice] = {}
+    for name in _names(pattern):
+        fit = [item for item in _named(exact + name, interfaces) if _usable(item, first.family)]
+        for item in fit:
+            if is_loopback(item.host) and not is_loopback(first.host):
+                continue
+            found.setdefault(item.host, _choice(item, f"DBLP_IFNAME={pattern} lists it"))
+    choices = list(found.values())
+    return [choices[path % len(choices)] for path in range(paths)]
+
+
 def resolve(master: str) -> list[str]:
     """Numeric addresses of a host, in the resolver's order. Raises ConfigError."""
     try:
@@ -92,14 +113,35 @@ def route_source(target: str) -> str | None:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether ``DBLP_IFNAME`` takes an interface: a comma-separated list of prefixes; ``=`` in front: exact
+    """Whether ``DBLP_IFNAME`` takes an interface by name: a comma-separated list of prefixes; ``=`` in front: exact
     names; ``^`` in front: all but these (the rules of NCCL_SOCKET_IFNAME)."""
     exclude = pattern.startswith("^")
-    pattern = pattern.removeprefix("^")
-    exact = pattern.startswith("=")
-    names = [part.strip() for part in pattern.removeprefix("=").split(",") if part.strip()]
+    exact = pattern.removeprefix("^").startswith("=")
+    names = _names(pattern)
     hit = name in names if exact else any(name.startswith(part) for part in names)
     return hit is not exclude
+
+
+def _names(pattern: str) -> list[str]:
+    """What the pattern lists."""
+    listed = pattern.removeprefix("^").removeprefix("=").split(",")
+    return [part.strip() for part in listed if part.strip()]
+
+
+def _named(pattern: str, interfaces: Sequence[Interface]) -> list[Interface]:
+    """Interfaces that ``DBLP_IFNAME`` takes, by name or, each by itself, by a numeric address of theirs."""
+    by_name = [interface for interface in interfaces if matches(pattern, interface.name)]
+    if pattern.startswith("^"):
+        return by_name
+    return [*by_name, *(_owner(name, interfaces) for name in _names(pattern) if _is_address(name))]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:
@@ -140,10 +182,8 @@ def describe(interfaces: Sequence[Interface]) -> str:
 
 
 def _by_host(host: str, interfaces: Sequence[Interface]) -> Choice:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        raise ConfigError(f"{host!r} is no numeric address; this host has {describe(interfaces)}") from None
+    if not _is_address(host):
+        raise ConfigError(f"{host!r} is no numeric address; this host has {describe(interfaces)}")
     return _choice(_owner(host, interfaces), f"the address {host} was asked for")
 
 
@@ -175,7 +215,7 @@ def _own_name(master: str, target: str, interfaces: Sequence[Interface]) -> Choi
 
 
 def _by_pattern(pattern: str, targets: Sequence[str], interfaces: Sequence[Interface]) -> Choice:
-    named = [interface for interface in interfaces if matches(pattern, interface.name)]
+    named = _named(pattern, interfaces)
     if not named:
         raise ConfigError(
             f"DBLP_IFNAME={pattern!r} fits no interface of this host: it has {describe(interfaces)}"

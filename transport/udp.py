@@ -95,27 +95,27 @@ class _Path:
 
 
 class UdpPort:
-    """``transport.port.Port`` on UDP sockets. All sockets are bound to one address of one family."""
+    """``transport.port.Port`` on UDP sockets, one a path. All have addresses of one family."""
 
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        choice: netif.Choice,
+        choices: Sequence[netif.Choice],
         config: TransportConfig,
         way: Way,
         calls: libc.Calls,
     ) -> None:
-        self.choice = choice
-        self._family = choice.family
+        self.choices = tuple(choices)
+        self._family = choices[0].family
         self._paths = [_Path(sock, index, Sender(sock, way, calls)) for index, sock in enumerate(sockets)]
         self._senders = [path.sender for path in self._paths]
-        self._receiver = Receiver(choice.family, calls, config.datagram_bytes)
+        self._receiver = Receiver(self._family, calls, config.datagram_bytes)
         self._addresses = tuple(_address(sock) for sock in sockets)
         self._facts = PortFacts(
             receive_buffer_bytes=min(
                 sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for sock in sockets
             ),
-            max_datagram_bytes=choice.max_datagram_bytes(config.datagram_bytes),
+            max_datagram_bytes=min(choice.max_datagram_bytes(config.datagram_bytes) for choice in choices),
             whole_bursts=way is Way.GSO and probe(sockets[0]).gro,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -349,24 +349,25 @@ def open_port(
     way: Way = Way.GSO,
     calls: libc.Calls | None = None,
 ) -> UdpPort:
-    """Open ``config.paths`` sockets on the interface that leads to ``master``, or on ``host`` where it is
-    given.
+    """Open ``config.paths`` sockets on the interface that leads to ``master``, or on those that ``config.ifname`` lists, or
+    on ``host`` where it is given.
 
     ``way``: the fastest way of sending to use where the kernel has it; ``calls``: libc as ``libc.load`` binds
     it. Raises ConfigError (interface, address, family).
     """
     calls = calls or libc.load()
-    choice = netif.choose(config.ifname, master=master.host if master else None, host=host)
+    target = master.host if master else None
+    choices = netif.choose_all(config.ifname, config.paths, master=target, host=host)
     sockets: list[socket.socket] = []
     try:
-        for _ in range(config.paths):
+        for choice in choices:
             sockets.append(bind(choice, config))
         if way is Way.GSO and not probe(sockets[0]).gso:
             logger.warning(
                 "this kernel has no UDP_SEGMENT (Linux 4.18): bursts leave by sendmmsg, several times dearer"
             )
             way = Way.SENDMMSG
-        return UdpPort(sockets, choice, config, way, calls)
+        return UdpPort(sockets, choices, config, way, calls)
     except BaseException:
         for sock in sockets:
             sock.close()

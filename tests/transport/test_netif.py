@@ -9,7 +9,7 @@ import pytest
 from dblp.errors import ConfigError
 from dblp.transport import libc, netif
 from dblp.transport.libc import Interface
-from dblp.transport.netif import Choice, choose, matches
+from dblp.transport.netif import Choice, choose, choose_all, matches
 from dblp.transport.port import Address
 
 TABLE = [
@@ -73,6 +73,8 @@ def host(monkeypatch):
         ("=eth0", None, "eth0", "10.0.0.5"),
         ("^=lo", "localhost", "eth0", "10.0.0.5"),
         ("lo", "localhost", "lo", "127.0.0.1"),
+        ("172.20.0.5", "node1", "ens3", "172.20.0.5"),
+        ("127.0.0.7", "localhost", "lo", "127.0.0.7"),
     ],
 )
 def test_choice(host, pattern, master, ifname, address):
@@ -120,6 +122,45 @@ def test_host_given(host):
         choose(host="10.0.0.6")
     with pytest.raises(ConfigError, match="'eth0' is no numeric address"):
         choose(host="eth0")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths", "addresses"),
+    [
+        (
+            "eth1,eth0",
+            4,
+            ["192.168.7.5", "10.0.0.5"] * 2,
+        ),  # in the order of the list, the route notwithstanding
+        ("eth1,eth0", 1, ["10.0.0.5"]),  # one path: the one on the route
+        ("eth0", 3, ["10.0.0.5"] * 3),
+        ("eth", 3, ["10.0.0.5"] * 3),  # no list
+        ("=eth0,ens3,eth1", 3, ["10.0.0.5", "172.20.0.5", "192.168.7.5"]),
+        ("eth,ens", 4, ["10.0.0.5", "192.168.7.5", "172.20.0.5", "10.0.0.5"]),
+        ("eth0,eth", 3, ["10.0.0.5", "192.168.7.5", "10.0.0.5"]),  # none twice
+        ("wlan0,ib,ens3,eth0", 2, ["172.20.0.5", "10.0.0.5"]),  # what is down or absent is passed over
+        ("lo,eth0", 2, ["10.0.0.5"] * 2),  # nobody else reaches loopback
+        ("^eth,lo", 2, ["172.20.0.5"] * 2),
+        ("10.0.0.5,192.168.7.5", 3, ["10.0.0.5", "192.168.7.5", "10.0.0.5"]),
+        ("", 2, ["10.0.0.5"] * 2),
+    ],
+)
+def test_paths_take_turns_on_the_interfaces_that_are_listed(host, pattern, paths, addresses):
+    choices = choose_all(pattern, paths, master="node1")
+    assert [choice.host for choice in choices] == addresses
+    for choice in choices:
+        assert choice.mtu == MTUS[choice.ifname] and choice.family == socket.AF_INET
+
+
+def test_listed_interfaces_share_the_family_of_the_route(host):
+    assert [choice.host for choice in choose_all("eth0,eth1", 2, master="both")] == [
+        "fd00::5",
+        "fe80::5%eth1",
+    ]
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.6 is no address of this host"):
+        choose_all("10.0.0.5,10.0.0.6", 2, master="node1")
+    with pytest.raises(ConfigError, match="fits no interface"):
+        choose_all("ib0,ib1", 2, master="node1")
 
 
 @pytest.mark.parametrize(

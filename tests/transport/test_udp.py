@@ -387,7 +387,7 @@ def test_facts_are_what_the_socket_says():
     assert isinstance(port, UdpPort)
     sock = port._paths[0].sock
     assert port.facts.receive_buffer_bytes == sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 131_072
-    assert port.facts.max_datagram_bytes == min(65_507, port.choice.mtu - 28)
+    assert port.facts.max_datagram_bytes == min(65_507, port.choices[0].mtu - 28)
     assert sock.getsockopt(socket.IPPROTO_IP, libc.IP_MTU_DISCOVER) == libc.PMTUDISC_DO
     port.close()
 
