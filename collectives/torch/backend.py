@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from dblp.collectives.carry import Residual
 from dblp.collectives.group import Group
 from dblp.collectives.session import Session
 from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
@@ -153,8 +154,11 @@ class DblpProcessGroup(dist.ProcessGroup):
         """Reduce each tensor over all ranks by itself, in place; exact."""
         return self._allreduce("all_reduce_coalesced", tensors, opts)
 
-    def allreduce_lossy(self, tensor: torch.Tensor, policy: Policy, op: str = "avg") -> DblpWork:
-        """Reduce a gradient under ``policy``, in place; the work's ``report`` says what is missing.
+    def allreduce_lossy(
+        self, tensor: torch.Tensor, policy: Policy, op: str = "avg", *, carry: Residual | None = None
+    ) -> DblpWork:
+        """Reduce a gradient under ``policy``, in place; the work's ``report`` says what is missing. ``carry``: what this rank
+        keeps of it for the next round of the same bucket; given on all ranks or on none.
 
         Raises UnsupportedError for a lossy policy on a tensor that is not floating-point.
         """
@@ -166,7 +170,9 @@ class DblpProcessGroup(dist.ProcessGroup):
         item = stage(tensor, arithmetic=True)
 
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
-            return group.all_reduce(item.array, op, policy=policy, timeout_s=timeout_s, dtype=item.dtype)
+            return group.all_reduce(
+                item.array, op, policy=policy, carry=carry, timeout_s=timeout_s, dtype=item.dtype
+            )
 
         return self._start("all_reduce of a gradient", call, [item], None)
 

@@ -51,6 +51,7 @@ class Layouts:
         self._parameters = {
             id(parameter): (name, places[name.rpartition(".")[0]]) for name, parameter in named
         }
+        self._sizes = {name: parameter.numel() for name, parameter in named}
         self._count = len(places)
         self._known: dict[tuple[int, ...], BucketLayout] = {}
 
@@ -58,6 +59,11 @@ class Layouts:
     def names(self) -> tuple[str, ...]:
         """Names of all parameters, from the input side."""
         return tuple(name for name, _ in self._parameters.values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each parameter, by name."""
+        return dict(self._sizes)
 
     def of(self, bucket: GradBucket) -> BucketLayout:
         """The layout of a bucket as it is now."""

@@ -12,6 +12,9 @@ same collectives before and behind, the ranks agree on the budgets (``collective
 thread would race with what DDP itself sends after the last bucket (the bitmap of unused parameters). So a decision is made at the
 first bucket of the iteration after the check's, and holds for it. ``no_sync`` calls no hook and makes no iteration; ranks that
 have joined (``model.join()``) call it with zeros, so they count along.
+
+Under a policy with ``carry``, each bucket has a residual, which is kept by the names of its parameters: it outlives buckets that
+DDP makes anew, and stands in ``Attachment.state_dict``. Each rank saves its own.
 """
 
 # No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
@@ -30,17 +33,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dblp.collectives.budget import BudgetController
+from dblp.collectives.carry import Residual
 from dblp.collectives.phases import Needs, Phase, Phases
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
+from dblp.collectives.torch.carries import Carries
 from dblp.collectives.torch.plain import plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
 from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.policy import Consistency, Policy
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Of ``Attachment.state_dict``."""
 _followed: WeakSet[BudgetController] = WeakSet()
 """Controllers that follow a model: one counts the iterations of one."""
@@ -64,6 +69,7 @@ class Attachment:
         self._budget = budget
         self._optimizer = optimizer
         self._layouts = Layouts(model.module)
+        self._carries = Carries(self._layouts.sizes)
         self._reports: deque[Report] = deque(maxlen=history)
         self._summary = Summary()
         self._lock = threading.Lock()  # rounds end on completion threads
@@ -139,8 +145,8 @@ class Attachment:
         return drift
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next rounds depend on, and the totals, as plain values for this rank's checkpoint; take it between
-        iterations. The reports are not part of it."""
+        """All that the next rounds depend on, and the totals, as plain values and tensors for this rank's checkpoint; take it
+        between iterations. The reports are not part of it."""
         self._settle()
         summary = self.summary
         return {
@@ -148,25 +154,27 @@ class Attachment:
             "policy": plain_policy(self._policy),
             "summary": {name: getattr(summary, name) for name in Summary.__dataclass_fields__},
             "budget": None if self._budget is None else self._budget.state_dict(),
+            "carry": self._carries.state_dict(),
             "iterations": self._iterations,
             "synced_at": self._synced_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or if one has a controller and the other
-        has none."""
+        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, if it is of another model, or if one has a
+        controller and the other has none."""
         try:
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["synced_at"])
-            budget = state["budget"]
+            budget, carry = state["budget"], state["carry"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of dblp.attach: {error!r}") from None
         if (budget is None) != (self._budget is None):
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
             raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
+        carries = self._carries.loaded(carry)
         if self._budget is not None:
             self._budget.load_state_dict(budget)
-        self._policy = policy
+        self._policy, self._carries = policy, carries
         self._iterations, self._synced_at = counts
         self._running = None
         with self._lock:
@@ -175,16 +183,18 @@ class Attachment:
 
     # called by the hooks
 
-    def begin_round(self, bucket: GradBucket) -> "tuple[_Iteration, BucketLayout, Policy]":
-        """A bucket is ready: its iteration, its layout and its policy. The first of an iteration ends the one before."""
+    def begin_round(self, bucket: GradBucket) -> "tuple[_Iteration, BucketLayout, Policy, Residual | None]":
+        """A bucket is ready: its iteration, its layout, its policy and what it carries. The first of an iteration ends the one
+        before."""
         if self._running is None or self._running.launched_all:
             self._begin_iteration()
         assert self._running is not None
         layout, policy = self._layouts.of(bucket), self._policy
         if self._budget is not None:
             policy = self._budget.policy(policy, layout.names)
+        carry = self._carries.of(bucket.buffer(), layout, policy)
         self._running.launch(bucket.is_last())
-        return self._running, layout, policy
+        return self._running, layout, policy, carry
 
     def end_round(self, iteration: "_Iteration", report: Report | None) -> None:
         """A round has ended well; on a completion thread."""
@@ -316,8 +326,8 @@ def attach(
 
 def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     """Start the round of one bucket; DDP requires the parameter's name."""
-    iteration, layout, policy = state.begin_round(bucket)
-    work = state._group.allreduce_lossy(bucket.buffer(), policy)
+    iteration, layout, policy, carry = state.begin_round(bucket)
+    work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry)
 
     def ended(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensor = future.value()[0]  # raises the round's error
