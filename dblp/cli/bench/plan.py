@@ -13,7 +13,7 @@ from dblp.units import MIB
 GLOO, EXACT, BOUNDED = "gloo", "exact", "bounded"
 ARMS = (EXACT, BOUNDED)
 """Arms of dblp; gloo always runs beside them."""
-ALGORITHMS = ("auto", "ring", "direct", "flat")
+ALGORITHMS = ("auto", "ring", "direct", "flat", "halving_doubling", "hierarchical", "ps")
 WARM_UP_ROUNDS = 3
 _ROUNDS_BYTES = 600 * MIB
 """Without --rounds, as many rounds of a size as move this much, between the two bounds below."""
