@@ -22,6 +22,7 @@ Differences from the paper:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd
@@ -48,11 +49,13 @@ def spread(parts: Sequence[int], paths: int, first: int = 0) -> list[tuple[int, 
 
 def path_loads(routes: Sequence[Sequence[int]], paths: int) -> list[Fraction]:
     """What each path carries, in flows."""
-    loads = [Fraction(0)] * paths
+    shares: list[Counter[int]] = [
+        Counter() for _ in range(paths)
+    ]  # by path: in how many parts the flows of its parts are split
     for route in routes:
         for path in route:
-            loads[path] += Fraction(1, len(route))
-    return loads
+            shares[path][len(route)] += 1
+    return [sum((Fraction(parts, split) for split, parts in share.items()), Fraction(0)) for share in shares]
 
 
 class Route:
