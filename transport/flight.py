@@ -117,12 +117,13 @@ class Control:
 class SendSpace:
     """Bursts of one class on one path."""
 
-    __slots__ = ("flights", "largest_acked", "lost", "next_seq")
+    __slots__ = ("acked_sent_at", "flights", "largest_acked", "lost", "next_seq")
 
     def __init__(self) -> None:
         self.next_seq = 0
         self.flights: deque[Flight] = deque()
         self.largest_acked = -1  # number of the newest datagram that arrived, as ``Flight.last_unacked``
+        self.acked_sent_at = float("-inf")  # when the newest flight of which something arrived was sent
         self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
 
     def unanswered(self) -> bool:

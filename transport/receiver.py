@@ -35,6 +35,8 @@ MAX_EXPECTATIONS = 4
 """Messages of a peer whose trains may alternate without their headers being laid out anew: two legs, with and without ASK."""
 UNENDED_S = 1.0
 """Silence without END after which a message whose bound is met ends: a sender that waits for credit is silent too."""
+TOLD_AGAIN = 8
+"""Bursts of a class without news that feedback on a less urgent class tells of again."""
 KEEPS_ORDER_BURSTS = 256
 """Bursts in a row without one behind a later one after which a path is taken to keep its order."""
 LOSSY_S = 50e-3
@@ -714,14 +716,17 @@ class PeerReceiver:
         return payloads * copies
 
     def _fitting(self, path: ReceivePath, room: int) -> list[tuple[wire.Space, ...]]:
-        """Reports of the classes that have news, in groups that fit into ``room`` bytes; one group at least."""
+        """Reports of the classes that have news, in groups that fit into ``room`` bytes; one group at least. With them goes the
+        end of what came of more urgent classes: to the sender, an arrival of a less urgent class is evidence against what it
+        sent before of those, and the feedback that told of it may have been lost."""
         groups: list[list[wire.Space]] = [[]]
         left = room
+        told = [space.highest >= 0 and (space.changed or path.asked) for space in path.spaces]
         for cls, space in enumerate(path.spaces):
-            if space.highest < 0 or not (space.changed or path.asked):
+            if space.highest < 0 or not any(told[cls:]):
                 continue
             space.changed = False
-            report = space.report(cls, (room - wire.SPACE_BYTES) // 8)
+            report = space.report(cls, (room - wire.SPACE_BYTES) // 8 if told[cls] else TOLD_AGAIN)
             size = wire.SPACE_BYTES + 8 * report.count
             if size > left and groups[-1]:
                 groups.append([])

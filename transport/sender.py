@@ -1,12 +1,12 @@
 """Sending to one peer: which burst leaves next, on which path, and what the peer's feedback says of those that left.
 
 Theory of operation. Each (path, class) numbers its bursts; a ``Flight`` remembers what each carried until it is
-acknowledged or declared lost. Loss needs evidence: a later datagram of the same path and class has arrived, and the flight is
-older than a round trip and the reordering seen so far (RFC 9002, section 6.1.2, without its packet threshold: spraying
-and jitter reorder by design). Silence is no loss: after a retransmission timeout an END or PING asks for feedback, and is
-itself the later arrival that gives evidence. Timeouts do not back off for the first ``STEADY_PROBES`` tries, so that the
-end of a burst of loss is noticed within one timeout. Where there are several paths, silence of one while others answer is a
-verdict on the path (``paths.peer_paths``).
+acknowledged or declared lost. Loss needs evidence: a later datagram of the same path and class has arrived, or of a less urgent
+class (a network with priorities lets it wait, never pass), and the flight is older than a round trip and the reordering seen so
+far (RFC 9002, section 6.1.2, without its packet threshold: spraying and jitter reorder by design). Silence is no loss: after a
+retransmission timeout an END or PING asks for feedback, and is itself the later arrival that gives evidence. Timeouts do not
+back off for the first ``STEADY_PROBES`` tries, so that the end of a burst of loss is noticed within one timeout. Where there are
+several paths, silence of one while others answer is a verdict on the path (``paths.peer_paths``).
 """
 
 from __future__ import annotations
@@ -411,10 +411,10 @@ class PeerSender:
         wire.stamp(message.head, cls, path.path, count, seq, now, self._watermark(message.id >> 48))
 
     def _bundle(self, now: float) -> Burst | None:
-        """What waits in ``control`` for one path, as the records of one datagram. Copies of one thing never share a datagram:
-        they are there because datagrams are being lost."""
+        """What waits in ``control`` for one path and class, as the records of one datagram. Copies of one thing never share a
+        datagram: they are there because datagrams are being lost."""
         path: SendPath | None = None
-        cls, at = 3, 0
+        cls, at = 0, 0
         seen: set[tuple[int, int, int, bytes]] = set()
         while self.control:
             control = self.control[0]
@@ -428,16 +428,16 @@ class PeerSender:
                 control.payload if control.type is Type.FINAL else b"",
             )
             if path is None:
-                path = self._control_path(control)
+                path, cls = self._control_path(control), control.cls
             elif (
                 key in seen
+                or control.cls != cls
                 or (control.path is not None and control.path != path.path)
                 or at + HEADER_BYTES + len(control.payload) > self._datagram_bytes
             ):
                 break
             self.control.popleft()
             seen.add(key)
-            cls = min(cls, control.cls)
             at = self._put_control(control, path, at, now)
         if path is None:
             return None
@@ -563,6 +563,7 @@ class PeerSender:
                 )
             if got:
                 newest = flight.seq * wire.BURST_DATAGRAMS + got.bit_length() - 1
+                space.acked_sent_at = max(space.acked_sent_at, flight.sent_at)
                 arrived = got.bit_count()
                 path.acked_lately += arrived
                 if got != flight.unacked:
@@ -624,13 +625,17 @@ class PeerSender:
         """Declare lost what was overtaken and is old enough; arm the timer for what is not old enough yet."""
         path.loss_at = float("inf")
         delay = path.loss_delay()
-        for space in path.spaces:
-            flights = space.flights
-            if not flights or flights[0].seq * wire.BURST_DATAGRAMS >= space.largest_acked:
+        passed = float("-inf")  # what was sent before is overtaken by a less urgent class
+        for space in reversed(path.spaces):
+            flights, below = space.flights, passed
+            passed = max(passed, space.acked_sent_at)
+            if not flights or (
+                flights[0].seq * wire.BURST_DATAGRAMS >= space.largest_acked and flights[0].sent_at >= below
+            ):
                 continue
             kept: deque[Flight] = deque()
             for flight in flights:
-                if flight.last_unacked > space.largest_acked:
+                if flight.last_unacked > space.largest_acked and flight.sent_at >= below:
                     kept.append(flight)
                 elif flight.sent_at + delay <= now:
                     self._on_lost(path, space, flight, now)

@@ -177,10 +177,11 @@ class Cores:
         spec = options.pop("spec", None) or spec_of(
             like, options.pop("budget", 0.0), options.pop("stop", None)
         )
-        sink = RecordingSink(spec, like.dtype)
+        sink = (ScatteringSink if options.pop("scatter", False) else RecordingSink)(spec, like.dtype)
         message = message_id(0, options.pop("number", 0), options.pop("step", 0))
         self.cores[target].receive(
-            source, message, spec, sink, on_chunks=None, window=options.pop("window", 0), now=self.now,
+            source, message, spec, sink, on_chunks=sink.on_chunks, window=options.pop("window", 0), now=self.now,
+            on_scattered=sink.on_scattered if isinstance(sink, ScatteringSink) else None,
             on_done=lambda outcome: self.outcomes.__setitem__(name, outcome),
         )  # fmt: skip
         return sink
@@ -230,6 +231,8 @@ class RecordingSink:
         self.array = np.zeros(spec.nbytes // dtype.itemsize, dtype)
         self.times = np.zeros(spec.chunks, np.int64)
         self.calls: list[tuple[int, ...]] = []
+        self.told = np.zeros(spec.chunks, np.int64)
+        """How often each chunk was told of as placed."""
         self._elements = spec.chunk_bytes // dtype.itemsize
 
     def place(self, first: int, rows: np.ndarray) -> None:
@@ -240,3 +243,22 @@ class RecordingSink:
         self.array[at : at + len(flat)] = flat
         self.times[first : first + chunks] += 1
         self.calls.append(rows.shape)
+
+    def on_chunks(self, first: int, count: int) -> None:
+        self.told[first : first + count] += 1
+        assert (self.times[first : first + count] > 0).all(), "told of before it was placed"
+
+
+class ScatteringSink(RecordingSink):
+    """The same for chunks with gaps."""
+
+    def scatter(self, chunks: np.ndarray, rows: np.ndarray) -> None:
+        assert chunks.shape == rows.shape[:-1] and (np.diff(chunks.reshape(-1).astype(int)) > 0).all()
+        full = self.array[: self.array.size // self._elements * self._elements].reshape(-1, self._elements)
+        full[chunks] = rows
+        self.times[chunks] += 1
+        self.calls.append((*rows.shape, -1))
+
+    def on_scattered(self, chunks: np.ndarray) -> None:
+        self.told[chunks] += 1
+        assert (self.times[chunks] > 0).all(), "told of before it was placed"

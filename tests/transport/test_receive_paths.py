@@ -13,12 +13,40 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.burst import burst_chunks
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.message import class_counts, most_critical
 from dblp.transport.port import Slab
 from dblp.transport.receiver import Drop
 from dblp.transport.wire import Type
-from tests.transport.cores import CHUNK, SESSION, Cores, RecordingSink, address, numbers, slab_of, slabs_of
+from tests.transport.cores import (
+    CHUNK,
+    SESSION,
+    Cores,
+    RecordingSink,
+    address,
+    numbers,
+    slab_of,
+    slabs_of,
+    spec_of,
+)
 
 PER_BURST = burst_chunks(CHUNK)
+
+
+def tagged_stream(data: np.ndarray, classes: np.ndarray, *, burst: int = 0) -> list[bytes]:
+    """The same of a tagged message: class by class, as ``PeerSender`` sends it."""
+    raw, datagrams = data.tobytes(), []
+    for cls in range(4):
+        chunks = np.flatnonzero(classes == cls)
+        for at, chunk in enumerate(chunks.tolist()):
+            number, position = divmod(at, PER_BURST)
+            count = min(PER_BURST, len(chunks) - number * PER_BURST)
+            piece = raw[chunk * CHUNK : (chunk + 1) * CHUNK]
+            header = wire.Header(
+                wire.VERSION, Type.DATA, cls, 0, count, position, 0, SESSION, 0, len(classes),
+                (burst + number) & 0xFFFFFFFF, 1000, 0, chunk, 1, len(piece),
+            )  # fmt: skip
+            datagrams.append(wire.encode_header(header) + piece)
+    return datagrams
 
 
 def stream(data: np.ndarray, *, burst: int = 0, cls: int = 1, **fields: int) -> list[bytes]:
@@ -40,18 +68,31 @@ def stream(data: np.ndarray, *, burst: int = 0, cls: int = 1, **fields: int) -> 
 class World:
     """Rank 1, which awaits a message of rank 0."""
 
-    def __init__(self, data: np.ndarray, *, posted: bool = True) -> None:
+    def __init__(
+        self, data: np.ndarray, *, posted: bool = True, classes: np.ndarray | None = None, **options: Any
+    ) -> None:
         self.cores = Cores()
         self.core = self.cores.cores[1]
         self.receiver = self.core.receivers[0]
         self.cores.begin()
         self.data = data
         self.sink: RecordingSink | None = None
+        self._options = options
+        if classes is not None:
+            self._open(classes)
         if posted:
             self.post()
 
     def post(self) -> None:
-        self.sink = self.cores.receive(1, 0, self.data)
+        self.sink = self.cores.receive(1, 0, self.data, **self._options)
+
+    def _open(self, classes: np.ndarray) -> None:
+        spec = spec_of(self.data)
+        payload = wire.encode_open(wire.Open(spec, b"same", 0.0, class_counts(spec, classes)))
+        header = wire.Header(
+            wire.VERSION, Type.OPEN, 0, 0, 1, 0, 0, SESSION, 0, spec.chunks, 0, 1000, 0, 0, 0, len(payload)
+        )
+        self.cores.inject(1, [wire.encode_header(header) + payload])
 
     def hand_over(self, slabs: list[Slab]) -> None:
         self.core.receive_burst(slabs, now=self.cores.now)
@@ -64,6 +105,8 @@ class World:
         return {
             "array": self.sink.array.tobytes(),
             "times": self.sink.times.tolist(),
+            "told": self.sink.told.tolist(),
+            "critical": message.critical if message is not None else None,
             "have": message.have.tolist() if message is not None else None,
             "masks": [(space.highest, space.report(cls, 128)) for cls, space in enumerate(spaces)],
             "drops": Counter(self.core.drops),
@@ -84,7 +127,7 @@ def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list[Slab
 
 def bursts_of(datagrams: list[bytes]) -> list[Slab]:
     """Bursts of one shape as a stack, as a train arrives."""
-    bursts = [list(group) for _, group in itertools.groupby(datagrams, lambda d: wire.decode_header(d).burst)]
+    bursts = [list(group) for _, group in itertools.groupby(datagrams, _burst_of)]
     slabs = []
     for _, run in itertools.groupby(bursts, lambda burst: [len(datagram) for datagram in burst]):
         stack = list(run)
@@ -96,8 +139,15 @@ def bursts_of(datagrams: list[bytes]) -> list[Slab]:
     return slabs
 
 
-def agree(data: np.ndarray, datagrams: list[bytes], slabs: list[Slab], *, posted: bool = True) -> World:
-    fast, slow = World(data, posted=posted), World(data, posted=posted)
+def _burst_of(datagram: bytes) -> tuple[int, int]:
+    header = wire.decode_header(datagram)
+    return header.cls & wire.CLASS_MASK, header.burst
+
+
+def agree(
+    data: np.ndarray, datagrams: list[bytes], slabs: list[Slab], *, posted: bool = True, **options: Any
+) -> World:
+    fast, slow = World(data, posted=posted, **options), World(data, posted=posted, **options)
     fast.hand_over(slabs)
     for slab in cut_at(datagrams, None):
         slow.hand_over([slab])
@@ -128,6 +178,46 @@ def test_any_stream_of_good_and_bad_datagrams(seed):
     for _ in range(int(rng.integers(1, 6))):
         datagrams = CHANGES[int(rng.integers(len(CHANGES)))](datagrams, rng)
     agree(data, datagrams, cut_at(datagrams, rng), posted=bool(rng.random() < 0.7))
+
+
+def random_classes(chunks: int, rng: np.random.Generator) -> np.ndarray:
+    classes: np.ndarray = rng.integers(1, 4, chunks).astype(np.uint8)
+    classes[rng.permutation(chunks)[: most_critical(chunks)]] = 0
+    return classes
+
+
+@pytest.mark.parametrize("scatter", [True, False])
+@pytest.mark.parametrize("chunks", [1, 30, 440, 1000.5])
+def test_a_tagged_message_is_what_its_rows_are(chunks, scatter):
+    data = numbers(chunks)
+    classes = random_classes(int(np.ceil(chunks)), np.random.default_rng(3))
+    datagrams = tagged_stream(data, classes)
+    world = agree(data, datagrams, bursts_of(datagrams), classes=classes, scatter=scatter)
+    assert world.sink is not None and (world.sink.array == data).all()
+    if chunks >= 440 and scatter:
+        scattered = [call for call in world.sink.calls if len(call) == 4]
+        assert scattered and max(call[0] for call in scattered) > 1, "trains are placed as trains"
+
+
+def test_a_tagged_train_of_consecutive_chunks_is_placed_as_a_run():
+    data, classes = numbers(440), np.repeat(np.array([3, 1, 2], np.uint8), [176, 176, 88])
+    datagrams = tagged_stream(data, classes)
+    world = agree(data, datagrams, bursts_of(datagrams), classes=classes, scatter=True)
+    assert world.sink is not None and [call[:2] for call in world.sink.calls] == [(4, 44), (2, 44), (4, 44)]
+    assert all(len(call) == 3 for call in world.sink.calls)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_tagged_stream_of_good_and_bad_datagrams(seed):
+    rng = np.random.default_rng([seed, 1])
+    data = numbers(float(rng.choice([3.0, 100.0, 300.5])))
+    classes = random_classes(-(-data.nbytes // CHUNK), rng)
+    datagrams = tagged_stream(data, classes, burst=int(rng.choice([0, 5, (1 << 32) - 2])))
+    changes = int(rng.integers(0, 4))
+    for _ in range(changes):
+        datagrams = CHANGES[int(rng.integers(len(CHANGES)))](datagrams, rng)
+    slabs = cut_at(datagrams, rng) if changes else bursts_of(datagrams)
+    agree(data, datagrams, slabs, posted=bool(rng.random() < 0.7), classes=classes, scatter=True)
 
 
 def _lose(datagrams, rng):
