@@ -89,7 +89,18 @@ class Flight:
 class Control:
     """A control datagram that waits to leave; ``reliable`` ones leave again when they are lost."""
 
-    __slots__ = ("about", "chunks", "cls", "dropped", "message", "path", "payload", "reliable", "type")
+    __slots__ = (
+        "about",
+        "chunks",
+        "cls",
+        "copies",
+        "dropped",
+        "message",
+        "path",
+        "payload",
+        "reliable",
+        "type",
+    )
 
     def __init__(
         self,
@@ -112,6 +123,7 @@ class Control:
         self.path = path
         self.reliable = type_ in (Type.OPEN, Type.FINAL, Type.ABORT, Type.LEFT)
         self.dropped = False
+        self.copies = 0  # of a question: so many leave, and as many answers are wanted
 
 
 class SendSpace:

@@ -582,18 +582,20 @@ class PeerReceiver:
                 return False
         elif type_ == wire.Type.END:
             if self._on_end(message_id, now):
-                self._on_question(self.paths[header[3]])
+                self._on_question(self.paths[header[3]], header[14])
         elif type_ == wire.Type.PING:
-            self._on_question(self.paths[header[3]])
+            self._on_question(self.paths[header[3]], header[14])
         self._mark_bursts(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload))
         return True
 
-    def _on_question(self, path: ReceivePath) -> None:
-        """END or PING: an answer is due at once, in more copies if nothing but questions came since the last one."""
+    def _on_question(self, path: ReceivePath, copies: int = 0) -> None:
+        """END or PING: an answer is due at once, in as many copies as the question came, and in more if nothing but questions
+        came since the last one."""
         if not path.asked:
             lossy = path.echo_at - path.gap_at < LOSSY_S
             path.copies = 1 + lossy if path.heard_bytes else min(path.copies + 1, MAX_ANSWERS)
             path.heard_bytes = 0
+        path.copies = max(path.copies, min(copies, MAX_ANSWERS))
         path.asked = True
 
     def _on_open(self, message_id: int, opened: wire.Open, now: float) -> bool:

@@ -14,6 +14,10 @@ PACKET_OVERHEAD_BYTES = 900
 MIN_RTO_S = 8e-3
 """Least retransmission timeout: above a delayed feedback (4 ms) and a tick of the scheduler. A timeout that was not needed
 costs a probe and its answer, never a retransmission."""
+ASKED_RTO_S = 3e-3
+"""Least timeout of a repeated question on a path that loses much: in a burst of loss each pass of repair takes a few of them."""
+HEAVY_LOSS = 0.1
+"""Loss share of a path above which questions are repeated sooner and in more copies, and END goes out twice behind a repair."""
 MAX_RTO_S = 2.0
 """Largest timeout before back-off: paths of one second of round trip work still."""
 INITIAL_RTT_S = 30e-3
@@ -140,6 +144,10 @@ class SendPath:
         """(Re)start the timeout. Probes of a path that is left back off from the first on."""
         doublings = max(0, self.probes - STEADY_PROBES) if self.alive else self.probes + self.relapses
         doublings = min(doublings, 16)
+        if self.alive and self.probes and not doublings and self.loss_share > HEAVY_LOSS:
+            # What is asked is answered at once: only the network's round trip and a tick of both hosts' schedulers count.
+            self.probe_at = now + min(max(ASKED_RTO_S, 2.0 * self.net_rtt), self.rto)
+            return
         gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
         self.probe_at = now + gap
 

@@ -27,11 +27,9 @@ from dblp.transport.paths.base import ANY_CHUNKS, PathChoice
 from dblp.transport.paths.peer_paths import PathState, PeerPaths
 from dblp.transport.paths.spray import SprayChoice
 from dblp.transport.port import Address, Burst, Bytes
-from dblp.transport.send_path import SendPath
+from dblp.transport.send_path import HEAVY_LOSS, SendPath
 from dblp.transport.wire import Type
 
-HEAVY_LOSS = 0.1
-"""Loss share of a path above which END goes out twice behind a repair: it may be lost itself."""
 CLEAN_LOSS = 0.5
 """Datagrams lost lately (a decaying count) below which a path is clean: the last burst says itself that it is the last."""
 PROBE_COPIES = 4
@@ -467,8 +465,8 @@ class PeerSender:
             seq = about.feedback_seq
         head = wire.encode_fields(
             wire.VERSION, control.type, control.cls, path.path, 1, 0, self.rank, self.session, control.message,
-            control.chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0, 0,
-            len(control.payload),
+            control.chunks, seq & 0xFFFFFFFF, wire.clock_us(now), self._watermark(control.message >> 48), 0,
+            control.copies, len(control.payload),
         )  # fmt: skip
         stop = self._buffer.fill_control(head, control.payload, at)
         nbytes = stop - at
@@ -537,7 +535,8 @@ class PeerSender:
             if path.net_rtt:
                 path.on_acked(acked, now, marked * self.config.datagram_bytes, waiting=bool(self.active))
         if acked > 0 or (feedback.asked and newer):
-            path.probes = 0
+            if all(not space.unanswered() or cls in news for cls, space in enumerate(path.spaces)):
+                path.probes = 0  # else the question for a class of which the answer knows nothing goes on, in as many copies
             path.arm_probe(path.answered(news, now))
         self._detect_loss(path, now)
         if not any(space.flights for space in path.spaces):
@@ -655,12 +654,24 @@ class PeerSender:
         if flight.control is not None:
             if flight.control.reliable and not flight.control.dropped:
                 self.control.append(flight.control)
+            elif flight.control.type is Type.END:
+                self._end_again(self.messages.get(flight.control.message), path)
             return
         space.lost.append(flight)
         message = flight.message
         if message is not None and not message.done:
             message.loss_share = path.loss_share
             message.add_lost(flight.chunks_at(flight.unacked))
+            self._end_again(message, path)
+            self._wake(message)
+
+    def _end_again(self, message: Outgoing | None, path: SendPath) -> None:
+        """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and nothing is
+        repaired that would say it again."""
+        if message is None or message.done or not message.may_miss or message.end_due:
+            return
+        if message.all_sent and not message.repairable:
+            message.end_due.append(path.path)
             self._wake(message)
 
     def on_final(self, message_id: int, final: wire.Final, now: float) -> None:
@@ -714,7 +725,10 @@ class PeerSender:
         path.probe_at = float("inf")
         probes = self._questions(path)
         if probes:
-            self.control.extend(probes * min(path.probes + 1, PROBE_COPIES))
+            copies = PROBE_COPIES if path.loss_share > HEAVY_LOSS else min(path.probes + 1, PROBE_COPIES)
+            for probe in probes:
+                probe.copies = copies
+            self.control.extend(probes * copies)
             path.arm_probe(now)
             if self._several is not None:
                 self._suspect(self._several, path, now)

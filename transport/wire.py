@@ -69,7 +69,11 @@ HEADER_FIELDS = (
         "the sender has ended all rounds of this group below this one, and nothing of them is under way",
     ),
     Field("chunk", "I", "index of this chunk; 0 in control datagrams"),
-    Field("contributions", "H", "ranks whose gradients this chunk sums; 0 in control datagrams"),
+    Field(
+        "contributions",
+        "H",
+        "ranks whose gradients this chunk sums; in END and PING: copies that were sent, and wanted of the answer",
+    ),
     Field("length", "H", "payload bytes of this datagram"),
 )
 """The header of every datagram, big-endian."""
@@ -248,7 +252,9 @@ OPEN_FIELDS = (
     Field("critical", "I", "chunks of class 0, of which none may miss; a tenth of all at most, or one"),
     Field("class_1", "I", "chunks of class 1"),
     Field("class_2", "I", "chunks of class 2"),
-    Field("class_3", "I", "chunks of class 3; all four are 0 where the chunks have one class, which is not 0"),
+    Field(
+        "class_3", "I", "chunks of class 3; all four are 0 where the chunks have one class, which is not 0"
+    ),
     Field(
         "signature_bytes",
         "B",

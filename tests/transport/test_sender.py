@@ -146,6 +146,25 @@ def test_a_last_burst_of_which_only_a_part_came_is_asked_for():
     assert [header.type for header in bench.leave()] == [Type.END]
 
 
+def test_a_lost_end_of_a_message_whose_bound_is_met_is_said_again():
+    """The last burst said LAST and was lost; then END is: nothing is repaired, and the receiver waits for it."""
+    bench = Bench()
+    bench.send(numbers(100), budget=0.5)
+    headers = bench.leave()
+    assert headers[-1].cls & wire.LAST
+    for _ in range(3):
+        bench.now += 0.05
+        bench.sender.queue_control(Control(Type.PING, 0, cls=headers[-1].cls & 3))
+        behind = bench.leave()
+        bench.now += RTT_S
+        bench.feedback(
+            *[h for h in data_of(headers) if h.burst < 2], *[h for h in behind if h.type is Type.PING]
+        )
+        bench.now += 0.05
+        bench.sender.on_timer(bench.now)
+        assert Type.END in {header.type for header in bench.leave()}
+
+
 def test_controls_share_a_datagram_but_copies_do_not():
     bench = Bench()
     for number in (1, 2, 2, 3):
