@@ -111,13 +111,23 @@ class Flow:
         if not gather:
             self._sends.append(outlet)
 
-    def add(self, peer: int, step: int, span: Span, *, final: bool = False, fresh: bool = False) -> None:
+    def add(
+        self,
+        peer: int,
+        step: int,
+        span: Span,
+        *,
+        final: bool = False,
+        fresh: bool = False,
+        weigh: bool = False,
+    ) -> None:
         """Add what ``peer`` sends of ``span``; ``final``: the sum is complete then, and this rank owns it; ``fresh``: this rank
-        contributes nothing, the peer's part takes the place of what stands there."""
+        contributes nothing, the peer's part takes the place of what stands there; ``weigh``: the peer tells its energy."""
         if not span.chunks:
             return
         spec = self._spec(span, self.reduce_budget)
         stage = Add(self, span, peer, step, spec, final=final, fresh=fresh)
+        stage.weigh = weigh and stage.spec.budget > 0.0
         for common, before in _overlaps(self._last, span):
             stage.wait(common.low, common.high)
             before.followers.append((common.low, common.high, stage))
@@ -256,7 +266,7 @@ class Flow:
             np.concatenate([before, received.missing + np.uint32(stage.span.low)])
         )
         chunks = stage.span.chunks
-        if isinstance(stage, Part):
+        if stage.weigh:
             total, came = stage.energies(received)
             self._weighed += total
             self._weighed_chunks += chunks

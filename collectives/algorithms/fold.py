@@ -85,6 +85,7 @@ class Part:
     """What one peer contributes. It is its message's sink."""
 
     pushed = True
+    weigh = True
 
     def __init__(self, fold: Fold, peer: int, step: int, spec: MessageSpec, stage: Array) -> None:
         self.fold = fold

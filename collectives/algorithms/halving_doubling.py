@@ -52,17 +52,18 @@ def declare(flow: Flow, rank: int, size: int) -> None:
     folded = size - (1 << depth)
     back = 2 * depth + 1
     if not levels:
-        flow.send(rank + 1, 0, flow.all)
+        flow.send(rank + 1, 0, flow.all, weigh=True)
         flow.copy(rank + 1, back, flow.all)
         return
     if rank < 2 * folded:
-        flow.add(rank - 1, 0, flow.all)
+        flow.add(rank - 1, 0, flow.all, weigh=True)
     span, sent = flow.all, []
     for peer, step in levels:
         low, high = span.cut(2)
         span, other = (high, low) if peer < rank else (low, high)
-        flow.send(peer, step, other, ranks=1 << (step - 1))
-        flow.add(peer, step, span, final=step == depth)
+        weigh = step == 1
+        flow.send(peer, step, other, ranks=1 << (step - 1), weigh=weigh and rank >= 2 * folded)
+        flow.add(peer, step, span, final=step == depth, weigh=weigh and peer >= 2 * folded)
         sent.append(other)
     for (peer, step), other in zip(reversed(levels), reversed(sent), strict=True):
         flow.send(peer, back - step, span, gather=True)

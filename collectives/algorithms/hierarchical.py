@@ -68,13 +68,13 @@ def declare(flow: Flow, rank: int, size: int, columns: int) -> None:
     shards = flow.all.cut(columns)
     parts = shards[column].cut(rows)
     for number, peer in _turns(in_row, column):
-        flow.send(peer, _ROW, shards[number])
+        flow.send(peer, _ROW, shards[number], weigh=True)
     for place, peer in enumerate(in_row.values(), start=1):
-        flow.add(peer, _ROW, shards[column], final=not in_column and place == len(in_row))
+        flow.add(peer, _ROW, shards[column], final=not in_column and place == len(in_row), weigh=True)
     for number, peer in _turns(in_column, row):
-        flow.send(peer, _COLUMN, parts[number], ranks=columns)
+        flow.send(peer, _COLUMN, parts[number], ranks=columns, weigh=columns == 1)
     for place, peer in enumerate(in_column.values(), start=1):
-        flow.add(peer, _COLUMN, parts[row], final=place == len(in_column))
+        flow.add(peer, _COLUMN, parts[row], final=place == len(in_column), weigh=columns == 1)
     for _, peer in _turns(in_column, row):
         flow.send(peer, _COLUMN_BACK, parts[row], gather=True)
     for number, peer in in_column.items():

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dblp.collectives.algorithms.grid import runs
 from dblp.collectives.algorithms.sinks import whole_rows, words
+from dblp.collectives.reduction import energy
 from dblp.transport.interface import Sending
 from dblp.transport.message import MessageSpec, Received, Sent
 from dblp.transport.policy import Fill
@@ -165,6 +166,8 @@ class Stage(Node):
         self.target = flow.elements(span)
         self.dtype: np.dtype[Any] = self.target.dtype
         self.waiting = 0  # chunks whose turn has not come
+        self.weigh = False
+        self._came = 0.0  # energy
         self._ready: Bools | None = None
         self._staged: Bools | None = None
         self._holes: Bools | None = None
@@ -185,6 +188,8 @@ class Stage(Node):
 
     def place(self, first: int, rows: Array) -> None:
         count = rows.shape[0] if rows.ndim == 2 else rows.shape[0] * rows.shape[1]
+        if self.weigh:
+            self._came += energy(rows, self.flow.reducer.dtype)
         if self.waiting and not self._ready[first : first + count].all():  # type: ignore[index]
             stage, staged = self._take_stage()
             start = first * self.per_chunk
@@ -196,6 +201,8 @@ class Stage(Node):
 
     def scatter(self, chunks: npt.NDArray[np.uint32], rows: Array) -> None:
         """``place`` for whole chunks in any order."""
+        if self.weigh:
+            self._came += energy(rows, self.flow.reducer.dtype)
         if self.waiting and not self._ready[chunks].all():  # type: ignore[index]
             stage, staged = self._take_stage()
             whole_rows(stage, self.per_chunk)[chunks] = rows
@@ -223,6 +230,10 @@ class Stage(Node):
             staged[received.missing] = True
             for first, count in runs(received.missing):
                 self._settle(first, first + count)
+
+    def energies(self, received: Received) -> tuple[float, float]:
+        """Sum of squares of the whole message, as its sender told it, and of what came of it; only if ``weigh`` is set."""
+        return received.energy_total, self._came
 
     def ready(self, low: int, high: int) -> None:
         assert self._ready is not None

@@ -82,11 +82,11 @@ def declare(
     if rank in workers:
         for server in turns:
             if server != rank:
-                flow.send(server, _PUSH, shards[server])
+                flow.send(server, _PUSH, shards[server], weigh=True)
     if rank in shards:
         for place, worker in enumerate(pushing, start=1):
             fresh = place == 1 and rank not in workers and not carries
-            flow.add(worker, _PUSH, shards[rank], final=place == len(pushing), fresh=fresh)
+            flow.add(worker, _PUSH, shards[rank], final=place == len(pushing), fresh=fresh, weigh=True)
         for step in range(1, size):
             flow.send((rank + step) % size, _PULL, shards[rank], gather=True)
     for server in turns:

@@ -43,8 +43,8 @@ def declare(flow: Flow, rank: int, size: int) -> None:
     shards = flow.all.cut(size)
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
-        flow.send(right, step, shards[(rank - step) % size], ranks=step + 1)
-        flow.add(left, step, shards[(rank - step - 1) % size], final=step == size - 2)
+        flow.send(right, step, shards[(rank - step) % size], ranks=step + 1, weigh=step == 0)
+        flow.add(left, step, shards[(rank - step - 1) % size], final=step == size - 2, weigh=step == 0)
     for step in range(size - 1):
         flow.send(right, size - 1 + step, shards[(rank + 1 - step) % size], gather=True)
         flow.copy(left, size - 1 + step, shards[(rank - step) % size])
