@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # DDP's constructor imports it, which takes two seconds: once here instead of in every rank
 import torch.distributed
 import torch.nn.parallel
 
