@@ -143,10 +143,8 @@ class TcpFlow:
         """Fill the window, retransmissions first."""
         while not self._stopped and len(self._inflight) < int(self.control.window):
             room = min(int(self.control.window) - len(self._inflight), MAX_BURST_DATAGRAMS // 2)
-            if self._lost:
-                numbers = list(self._lost)[:room]
-            else:
-                numbers = list(range(self._next, self._next + room))
+            fresh = range(self._next, self._next + room)
+            numbers = list(self._lost)[:room] if self._lost else list(fresh)
             data = np.zeros((len(numbers), SEGMENT_BYTES), np.uint8)
             data[:, :8] = np.array(numbers, "<i8").view(np.uint8).reshape(-1, 8)
             if not self._port.send(Burst(data.reshape(-1), SEGMENT_BYTES, 0, 0, self._target)):

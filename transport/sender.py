@@ -666,8 +666,8 @@ class PeerSender:
             self._wake(message)
 
     def _end_again(self, message: Outgoing | None, path: SendPath) -> None:
-        """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and nothing is
-        repaired that would say it again."""
+        """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and nothing
+        is repaired that would say it again."""
         if message is None or message.done or not message.may_miss or message.end_due:
             return
         if message.all_sent and not message.repairable:

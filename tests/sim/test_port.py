@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -32,7 +33,7 @@ class Inbox:
 
     def _on_batch(self, slabs: Any) -> None:
         self.batches += 1
-        for slab in [part for slab in slabs for part in slab.parts()]:
+        for slab in itertools.chain.from_iterable(stack.parts() for stack in slabs):
             self.shapes.append((slab.count, slab.stride == slab.size))
             self.received_at.append(slab.received_at)
             self.kept.append(slab)

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dblp.collectives.report import Report
 from dblp.transport.policy import Bounded, Consistency, Exact, Policy
 from tests.sim.network_checks import arrived_bits, check_faulty, check_healthy
 from tests.sim.random_networks import Outcome, Plan, plan, play
@@ -59,7 +60,7 @@ def contributors(drawn: Plan) -> np.int64:
     return np.int64(everyone & ~2 if "serve_only" in drawn.algorithm else everyone)
 
 
-def complete(outcome: Outcome, number: int) -> list:
+def complete(outcome: Outcome, number: int) -> list[list[Report]]:
     """The reports of a round, by rank, of those that finished it."""
     return [reports for reports in outcome.reports.values() if len(reports) > number]
 

@@ -30,7 +30,7 @@ def test_all_that_is_offered_leaves_once_and_by_class(job):
     lanes = Lanes(classes, whole)
     out: list[int] = []
     limit, steps = 0, [*offers, *limits]
-    rng.shuffle(steps)  # type: ignore[arg-type]
+    rng.shuffle(steps)
     for step in [*steps, chunks]:
         if isinstance(step, np.ndarray):
             lanes.offer(step)

@@ -13,6 +13,7 @@ from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import TransportConfig
 from dblp.transport.flight import Control, Flight
 from dblp.transport.message import MessageSpec, Sent, message_id
+from dblp.transport.port import Burst
 from dblp.transport.send_path import PACKET_OVERHEAD_BYTES, STEADY_PROBES
 from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
@@ -182,6 +183,7 @@ def test_a_bundle_is_no_longer_than_a_datagram():
         bench.sender.queue_control(Control(Type.OPEN, number, bytes(75)))
     sizes = []
     while (burst := bench.sender.next_burst(bench.now)) is not None:
+        assert isinstance(burst, Burst)
         sizes.append(len(burst.data))
     assert sum(sizes) == 100 * 123 and max(sizes) <= 1464 and len(sizes) == 10
 

@@ -112,9 +112,8 @@ def test_no_stop_rule_ends_a_message_that_lacks_a_critical_chunk(stop):
     spec = spec_of(data, 0.5, stop)
     began = cores.now
     cores.begin()
-    options = {"spec": spec}
-    cores.receive(1, 0, data, **options)
-    cores.send(0, 1, data, classes=classes, **options)
+    cores.receive(1, 0, data, spec=spec)
+    cores.send(0, 1, data, classes=classes, spec=spec)
     cores.run(stop=lambda: "received" in cores.outcomes)
     assert cores.now - began > 10 * RTT_S
     assert 39 not in cores.received().missing
