@@ -26,6 +26,11 @@ class Carrying:
         self._contributes = contributes(call.algorithm, rank)
         self._ranks = 1 if call.op is Op.AVG else world_size
 
+    @property
+    def keeps(self) -> bool:
+        """What is lost is kept; if not, only what was carried into the round is delivered."""
+        return self._call.policy.carry is not None
+
     def begin(self) -> None:
         """Before the first message: the gradient becomes what is to be sent."""
         if not self._contributes:

@@ -55,10 +55,15 @@ class Report:
     skipped: bool = False
     """A message was given up below its bound, here or on another rank: the result is zeros on all (``Short.SKIP``)."""
 
+    filled_chunks: int = 0
+    """Chunks of the result that the gather leg missed and a fill stands in for: on any rank, the same on all, under
+    ``Consistency.AGREED``; those that this rank missed itself under ``RELAXED``."""
+    carries: bool = False
+    """What is missing is kept by who has it, as far as the bound of the carry allows. If not, all of it is discarded."""
     carried: Account = NOTHING
     """What this rank keeps for its next gradient of the same bucket: all of it, also from earlier rounds."""
     discarded: Account = NOTHING
-    """What this rank had kept and the bound of the carry dropped; without a carry nothing is counted here."""
+    """What this rank had kept and the bound of the carry dropped; not counted where nothing is carried."""
 
     @property
     def missing_chunks(self) -> int:
@@ -76,15 +81,22 @@ class Report:
         return self.chunks_resent / self.chunks_sent if self.chunks_sent else 0.0
 
     def __str__(self) -> str:
-        loss = (
-            f", missing {self.missing_share:.2%} of chunks ({self.energy_lost:.2%} of energy)"
-            if self.budget
-            else ""
-        )
+        loss = f", {self._loss()}" if self.budget or self.carries else ""
         return (
             f"round {self.round} {self.collective} by {self.algorithm}: {format_bytes(self.nbytes)} on {self.world_size} ranks "
             f"in {format_seconds(self.duration_s)}, {self.chunks_sent} chunks sent, {self.resent_share:.2%} resent{loss}"
         )
+
+    def _loss(self) -> str:
+        """What is missing, and what became of it."""
+        parts = [f"missing {self.missing_share:.2%} of chunks ({self.energy_lost:.2%} of energy)"]
+        if self.filled_chunks:
+            parts.append(f"{self.filled_chunks} chunks of the result filled")
+        if self.carries:
+            parts.append(f"carried {self.carried.elements} elements, discarded {self.discarded.elements}")
+        elif self.missing_chunks:
+            parts.append("discarded")
+        return ", ".join(parts)
 
 
 def energy_lost_share(pairs: Iterable[tuple[float, float]], missing_share: float) -> float:

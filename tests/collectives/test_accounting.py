@@ -67,6 +67,7 @@ def check(books, *, counted=True):
     first = books[0]
     for other in books[1:]:
         assert other.bits == first.bits, "C3"
+        assert [report.filled_chunks for report in other.reports] == [r.filled_chunks for r in first.reports]
     contributed = total(book.contributed for book in books)
     carried = total(book.residual.values.astype(np.float64) for book in books)
     discarded = total(book.discarded for book in books)
@@ -150,9 +151,23 @@ def test_without_a_residual_nothing_is_carried():
     async def member(group):
         array = np.ones(9000, np.float32)
         report = await group.all_reduce(array, policy=policy)
+        assert not report.carries and str(report).endswith("result filled, discarded"), str(report)
         return report.carried.elements, report.discarded.elements
 
     assert set(run_memory(member, 3, loss=1.0, chunk_bytes=512)) == {(0, 0)}
+
+
+def test_reports_say_what_became_of_what_is_missing():
+    policy = Policy(budget=0.5, carry=Carry(limit=0.5))
+    books = keep_books(run_memory, 3, policy, "direct", count=60_000, loss=1.0, chunk_bytes=512)
+    for book in books:
+        report = book.reports[-1]
+        carried, discarded = report.carried.elements, report.discarded.elements
+        assert report.carries and report.filled_chunks and carried and discarded
+        words = f"{report.filled_chunks} chunks of the result filled, carried {carried} elements, discarded {discarded}"
+        assert str(report).endswith(words), str(report)
+    clean = keep_books(run_memory, 3, policy, "direct", loss=0.0)[0].reports[-1]
+    assert str(clean).endswith("missing 0.00% of chunks (0.00% of energy), carried 0 elements, discarded 0")
 
 
 def test_an_exact_round_delivers_what_is_carried():

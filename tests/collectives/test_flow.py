@@ -101,6 +101,7 @@ def test_something_is_kept_on_both_legs(monkeypatch, name, world_size):
     arrays, reports = lossy_run(name, world_size, count, policy(0.5, gather=0.2), 3)
     whole = total(contribution(rank, count, 3) for rank in range(world_size))
     dropped = np.flatnonzero(arrays[0] == 0)
+    assert {report.filled_chunks for report in reports} == {-(-len(dropped) // 128)}, "chunks of 128 elements"
     assert 0.05 < len(dropped) / count <= 0.2, "the union of the holes is within the gather leg's budget"
     owned = sum((rounds[0][dropped] == whole[dropped]).sum() for rounds in kept.values())
     assert owned > 0.02 * len(dropped)
@@ -117,13 +118,14 @@ def test_an_exact_gather_leg_loses_contributions_only(name, world_size):
     arrays, reports = lossy_run(name, world_size, 30_000, policy(0.5, consistency=Consistency.EXACT), 1)
     assert len({array.tobytes() for array in arrays}) == 1
     assert all((array > 0).all() for array in arrays), "each owner's own contribution is there"
+    assert all(report.filled_chunks == 0 for report in reports)
     assert sum(report.missing_chunks for report in reports) > 0
 
 
 @pytest.mark.parametrize("name", POSTS)
 def test_relaxed_ranks_differ_only_by_their_holes(name):
     """Each rank has the others' result, or zeros where a chunk did not reach it, nothing else."""
-    arrays, _ = lossy_run(
+    arrays, reports = lossy_run(
         name,
         6,
         60_000,
@@ -131,6 +133,11 @@ def test_relaxed_ranks_differ_only_by_their_holes(name):
         2,
     )
     assert len({array.tobytes() for array in arrays}) > 1
+    for array, report in zip(arrays, reports, strict=True):
+        zeros = -(-np.count_nonzero(array == 0) // 128)
+        assert report.filled_chunks <= zeros, "zeros that a peer forwards are no holes"
+        assert name in ("ring", "halving_doubling", "hierarchical") or report.filled_chunks == zeros
+    assert sum(report.filled_chunks for report in reports) > 0
     stack = np.stack(arrays)
     best = stack.max(axis=0)
     assert ((stack == best) | (stack == 0)).all()
