@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from dblp.collectives.carry import Residual
 from dblp.collectives.engine import Engine
 from dblp.collectives.group import Group
 from dblp.collectives.master import MasterRendezvous
@@ -146,15 +147,23 @@ def all_reduce(
     policy: Policy | None = None,
     *,
     algorithm: str = "auto",
+    carry: Residual | None = None,
     async_op: bool = False,
     timeout_s: float | None = None,
 ) -> Any:
-    """Reduce ``x`` over all ranks, in place. A ``policy`` may let a floating sum or average lose chunks."""
+    """Reduce ``x`` over all ranks, in place. A ``policy`` may let a floating sum or average lose chunks; ``carry`` keeps
+    what was lost of this rank's part for the next call with it (see ``Group.all_reduce``)."""
     item = _stage(x, arithmetic=True)
 
     def call(group: Group) -> Awaitable[Report]:
         return group.all_reduce(
-            item.array, op, policy=policy, algorithm=algorithm, timeout_s=timeout_s, dtype=item.dtype
+            item.array,
+            op,
+            policy=policy,
+            algorithm=algorithm,
+            carry=carry,
+            timeout_s=timeout_s,
+            dtype=item.dtype,
         )
 
     return _run("all_reduce", call, [item], async_op, timeout_s)

@@ -29,6 +29,7 @@ from dblp.collectives.call import Call, Collective, digest_sizes
 from dblp.collectives.carry import Residual
 from dblp.collectives.carrying import Carrying
 from dblp.collectives.p2p import GROUP_LIMIT, MAX_RANKS, Mailbox
+from dblp.collectives.priority import Priority
 from dblp.collectives.reduction import DType, Op, Reducer, check_op, dtype_of, parse_op
 from dblp.collectives.report import Report
 from dblp.collectives.round import Round
@@ -104,6 +105,7 @@ class Group:
         policy: Policy | None = None,
         algorithm: str = "auto",
         carry: Residual | None = None,
+        priority: Priority | None = None,
         timeout_s: float | None = None,
         dtype: str | None = None,
     ) -> asyncio.Task[Report]:
@@ -113,7 +115,8 @@ class Group:
         is ``auto`` or one of ``algorithms.ALL_REDUCE``, with its options (``"ps(servers=0+1,serve_only)"``);
         ``dtype="bfloat16"`` names what uint16 arrays hold. ``carry``: what this rank kept of earlier rounds of the same bucket,
         which is added to ``array``; what this round loses is kept there under ``policy.carry``, or discarded without one. All
-        ranks give one, or none does.
+        ranks give one, or none does. ``priority``: what ``policy.tags`` knows of the bucket's layers and of its chunks that were
+        missing before; each rank for itself.
         Raises ConfigError and UnsupportedError in the call; the task raises MismatchError, DeadlineError, PeerError.
         """
         buffer = Buffer(array, "array", output=True)
@@ -134,6 +137,7 @@ class Group:
 
         def post(round_: Round) -> None:
             if carrying is not None:
+                round_.carries = carrying.keeps
                 carrying.begin()
             if self.world_size == 1:
                 reducer.finish(flat)
@@ -141,7 +145,7 @@ class Group:
                 keep = None if carry is None else carry.keep
                 algorithm_of(name)(round_, flat, reducer, policy, keep=keep)
 
-        return self._start(call, flat.nbytes, timeout_s, post, buffer.restore, carrying)
+        return self._start(call, flat.nbytes, timeout_s, post, buffer.restore, carrying, priority)
 
     def reduce_scatter(
         self,
@@ -396,12 +400,21 @@ class Group:
         post: Post,
         finish: Finish,
         carrying: Carrying | None = None,
+        priority: Priority | None = None,
     ) -> asyncio.Task[Report]:
         self._check_open()
         timeout_s = self._timeout(timeout_s)
         number, self._next_round = self._next_round, self._next_round + 1
         round_ = Round(
-            self._endpoint, self._ranks, self._id, number, call, timeout_s, self._pool, self._incast
+            self._endpoint,
+            self._ranks,
+            self._id,
+            number,
+            call,
+            timeout_s,
+            self._pool,
+            self._incast,
+            priority,
         )
         try:
             post(round_)

@@ -25,6 +25,7 @@ from dblp.transport.interface import EndpointLike, Sending
 from dblp.transport.message import (
     MessageSpec,
     OnChunks,
+    OnScattered,
     Received,
     RoundCounters,
     Sent,
@@ -36,6 +37,7 @@ from dblp.transport.port import Bytes
 
 if TYPE_CHECKING:
     from dblp.collectives.algorithms.incast import Incast
+    from dblp.collectives.priority import Priority
 
 OnDone = Callable[[Received], None]
 """``on_done(received)``: a receive has ended well; its holes are known."""
@@ -51,6 +53,7 @@ class _Leg:
         "got",
         "on_chunks",
         "on_done",
+        "on_scattered",
         "peer",
         "sending",
         "spec",
@@ -69,6 +72,7 @@ class _Leg:
             spec.budget > 0.0
         )  # what was not counted of a bounded message is known from its confirmation
         self.on_chunks: OnChunks | None = None
+        self.on_scattered: OnScattered | None = None
         self.on_done: OnDone | None = None
 
     def lacks(self) -> str:
@@ -98,20 +102,25 @@ class Round:
         timeout_s: float,
         pool: StagePool,
         incast: Incast | None = None,
+        priority: Priority | None = None,
     ) -> None:
-        """``incast``: the group's memory of how many peers may send to this rank at once."""
+        """``incast``: the group's memory of how many peers may send to this rank at once; ``priority``: the caller's of the
+        gradient's chunks."""
         self.endpoint = endpoint
         self.call = call
         self.number = number
         self.pool = pool
         self.incast = incast
+        self.priority = priority
         self.rank = ranks.index(endpoint.rank)
         self.world_size = len(ranks)
         self.title = f"{call.label}, round {number} of group {group}"
         self.error: BaseException | None = None
         self.ended = False
         self.energy_sent = 0.0  # sum of squares of the bounded messages whose energy was told
+        self.carries = False  # what is lost is kept by who has it
         self.carried = self.discarded = NOTHING
+        self.filled_chunks = 0  # of the result, because the gather leg missed them
         self.skipped = (
             False  # a message was given up below its bound, on this rank or another: the result is zeros
         )
@@ -146,13 +155,20 @@ class Round:
         *,
         offered: bool = True,
         energy: float = 0.0,
+        classes: npt.NDArray[np.uint8] | None = None,
         confirmed: bool = False,
     ) -> Sending:
         """Send the 1-D contiguous array ``data`` to ``peer``; see EndpointLike.send. ``confirmed``: the round waits for the
         receiver's confirmation even where it need not."""
         message = message_id(self._group, self.number, step)
         sending = self.endpoint.send(
-            self._ranks[peer], message, data.view(np.uint8), spec, offered=offered, energy=energy
+            self._ranks[peer],
+            message,
+            data.view(np.uint8),
+            spec,
+            offered=offered,
+            energy=energy,
+            classes=classes,
         )
         self.energy_sent += energy
         leg = _Leg(peer, step, spec, sending)
@@ -170,12 +186,13 @@ class Round:
         sink: Sink,
         *,
         on_chunks: OnChunks | None = None,
+        on_scattered: OnScattered | None = None,
         on_done: OnDone | None = None,
         window: int = 0,
     ) -> Callable[[int], None]:
         """Post a receive from ``peer``; returns what releases more chunks of a windowed one."""
         leg = _Leg(peer, step, spec)
-        leg.on_chunks, leg.on_done = on_chunks, on_done
+        leg.on_chunks, leg.on_scattered, leg.on_done = on_chunks, on_scattered, on_done
 
         def placed(first: int, count: int) -> None:
             leg.got += count
@@ -185,9 +202,23 @@ class Round:
                 except Exception as error:  # the endpoint must not see it: the round reports it to its caller
                     self.fail(error)
 
+        def placed_scattered(chunks: npt.NDArray[np.uint32]) -> None:
+            leg.got += len(chunks)
+            if leg.on_scattered is not None and self.error is None:
+                try:
+                    leg.on_scattered(chunks)
+                except Exception as error:
+                    self.fail(error)
+
         message = message_id(self._group, self.number, step)
         receiving = self.endpoint.receive(
-            self._ranks[peer], message, spec, sink, on_chunks=placed, window=window
+            self._ranks[peer],
+            message,
+            spec,
+            sink,
+            on_chunks=placed,
+            on_scattered=placed_scattered if on_scattered is not None or on_chunks is None else None,
+            window=window,
         )
         self._legs.append(leg)
         self._receives_left += 1
@@ -244,7 +275,7 @@ class Round:
         # The algorithm's callbacks refer to the round and to the caller's memory: without this, large arrays
         # would wait for the garbage collector.
         for leg in self._legs:
-            leg.on_chunks = leg.on_done = None
+            leg.on_chunks = leg.on_scattered = leg.on_done = None
         self._legs.clear()
 
     def report(self, nbytes: int) -> Report:
@@ -272,6 +303,8 @@ class Round:
             energy_lost=energy_lost_share(self._energies, missing / self._bounded_chunks if missing else 0.0),
             budget=call.policy.budget,
             stop=call.policy.stop.value,
+            filled_chunks=self.filled_chunks,
+            carries=self.carries,
             carried=self.carried,
             discarded=self.discarded,
             skipped=self.skipped,

@@ -84,7 +84,8 @@ class Wire:
 class Host:
     """A host in use."""
 
-    def __init__(self, spec: HostSpec, ingress: Impairer) -> None:
+    def __init__(self, spec: HostSpec, ingress: Impairer, rng: np.random.Generator) -> None:
+        self._rng = rng
         self.killed = False
         self.paused = False
         self.free_at = 0.0
@@ -97,7 +98,7 @@ class Host:
         self.ingress = ingress
         self.card = Queue(Rate(spec.egress_bps, UNBOUNDED_BYTES)) if spec.egress_bps else None
         self.switch: SwitchQueue[tuple[Arrival, Address]] | None = (
-            SwitchQueue(spec.switch) if spec.switch else None
+            SwitchQueue(spec.switch, self._rng) if spec.switch else None
         )
 
 

@@ -92,7 +92,9 @@ class Network:
 
     def set_switch_port(self, name: str, spec: SwitchPort) -> None:
         """Make a switch port that links lead through by its name (``Link.via``); its queue starts empty."""
-        self._switch_ports[name] = SwitchQueue(spec, portion_s=self.interrupt_s)
+        self._switch_ports[name] = SwitchQueue(
+            spec, self._rng(name, "switch port"), portion_s=self.interrupt_s
+        )
 
     def switch_queue(self, name: str) -> SwitchQueue[tuple[Arrival, Address]]:
         """The queue of a named switch port, or of the one that leads to a host. Raises ConfigError if there is none."""
@@ -319,7 +321,8 @@ class Network:
     def _host(self, name: str) -> Host:
         if name not in self._hosts:
             spec = self._host_default
-            self._hosts[name] = Host(spec, self._impairer(spec_of(spec.ingress), name, "ingress"))
+            ingress = self._impairer(spec_of(spec.ingress), name, "ingress")
+            self._hosts[name] = Host(spec, ingress, self._rng(name, "switch"))
         return self._hosts[name]
 
     def _between(self, source: str, target: str) -> Wire:
@@ -330,6 +333,10 @@ class Network:
 
     def _wire(self, link: Link, source: str, target: str) -> Wire:
         return Wire(link.latency_s, self._impairer(link.spec(), source, target), link.via)
+
+    def _rng(self, *names: str) -> np.random.Generator:
+        """A random stream of its own for what bears these names."""
+        return np.random.default_rng([self.seed, *(zlib.crc32(name.encode()) for name in names)])
 
     def _impairer(self, spec: ImpairSpec, *names: str) -> Impairer:
         """An impairer with a random stream of its own: by the names, and how many stood there before."""

@@ -7,8 +7,10 @@ first-out and strict priority differ only in which head is served next. The port
 and cannot be pushed out. Sans-IO: the caller tells the time and asks again at ``next_at``.
 
 Marking is DCTCP's (RFC 8257, section 3.1; RFC 3168): a datagram that asks for marks (ECT) is marked when it arrives at a
-backlog above ``mark_bytes``. Class thresholds are those of MLT's and DLCP's switches (DSCP-selected drop thresholds of
-commodity switches); push-out is the ideal that they approximate.
+backlog above ``mark_bytes``; or DCQCN's (Zhu et al., SIGCOMM 2015): with a probability that rises from there. A step is fair
+only among flows that send alike: one that sends in bursts sees the queue that it has just let drain, the others its mean.
+Class thresholds are those of MLT's and DLCP's switches (DSCP-selected drop thresholds of commodity switches); push-out is the
+ideal that they approximate.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from dblp.errors import ConfigError
 from dblp.transport.port import CLASSES, Ecn
@@ -36,6 +40,9 @@ class SwitchPort:
     """The buffer: bytes that may wait, what is in service included."""
     mark_bytes: int = 0
     """Backlog above which arriving datagrams that ask for it are marked (DCTCP's K); 0: no marks."""
+    mark_full_bytes: int = 0
+    """Backlog from which all of them are marked: their share rises linearly from ``mark_bytes`` on (RED's and DCQCN's ramp). 0: a
+    step at ``mark_bytes``."""
     order: str = "fifo"
     """What leaves first: ``fifo``, or ``priority``: the lowest class number that waits."""
     class_shares: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
@@ -47,6 +54,10 @@ class SwitchPort:
         if not self.rate_bps > 0.0 or self.queue_bytes < 1 or self.mark_bytes < 0:
             raise ConfigError(
                 f"{self}: a switch port needs a rate above 0 bit/s, a buffer of 1 byte or more, and mark_bytes of 0 or more"
+            )
+        if self.mark_full_bytes and not 0 < self.mark_bytes < self.mark_full_bytes:
+            raise ConfigError(
+                f"mark_full_bytes={self.mark_full_bytes}: must lie above mark_bytes={self.mark_bytes}, which must not be 0"
             )
         if self.order not in ORDERS:
             raise ConfigError(f"order={self.order!r}: use one of {', '.join(map(repr, ORDERS))}")
@@ -86,8 +97,9 @@ class Parcel(Generic[T]):
 class SwitchQueue(Generic[T]):
     """A switch port in use."""
 
-    def __init__(self, spec: SwitchPort, *, portion_s: float = 50e-6) -> None:
+    def __init__(self, spec: SwitchPort, rng: np.random.Generator, *, portion_s: float = 50e-6) -> None:
         self.spec = spec
+        self._rng = rng
         self.dropped: Counter[int] = Counter()
         """Datagrams dropped on arrival or pushed out, by class."""
         self.marked = 0
@@ -144,16 +156,26 @@ class SwitchQueue(Generic[T]):
         return parcel
 
     def _admit(self, parcel: Parcel[T], backlog: float) -> None:
-        """Queue a parcel, as two runs where marking begins within it."""
-        spec = self.spec
-        if spec.mark_bytes and parcel.ecn is not Ecn.NOT_ECT:
-            spared = min(max(int((spec.mark_bytes - backlog) // parcel.segment) + 1, 0), parcel.count)
-            if 0 < spared < parcel.count:
-                self._append(parcel.cut(spared))
-            if spared < parcel.count or not spared:
-                parcel.ecn = Ecn.CE
-                self.marked += parcel.count
+        """Queue a parcel, as two runs where its end is marked."""
+        marks = self._marks(parcel, backlog) if parcel.ecn is not Ecn.NOT_ECT else 0
+        if marks:
+            if marks < parcel.count:
+                self._append(parcel.cut(parcel.count - marks))
+            parcel.ecn = Ecn.CE
+            self.marked += marks
         self._append(parcel)
+
+    def _marks(self, parcel: Parcel[T], backlog: float) -> int:
+        """How many of a parcel's datagrams are marked, if all were ECT."""
+        spec = self.spec
+        if not spec.mark_bytes or backlog + parcel.nbytes <= spec.mark_bytes:
+            return 0
+        if not spec.mark_full_bytes:
+            spared = max(int((spec.mark_bytes - backlog) // parcel.segment) + 1, 0)
+            return max(parcel.count - spared, 0)
+        middle = backlog + (parcel.nbytes - parcel.segment) / 2.0
+        share = (middle - spec.mark_bytes) / (spec.mark_full_bytes - spec.mark_bytes)
+        return int(self._rng.binomial(parcel.count, min(max(share, 0.0), 1.0)))
 
     def _append(self, parcel: Parcel[T]) -> None:
         self._arrivals += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from dblp.transport.config import TransportConfig
+from dblp.transport.config import MAX_DATAGRAM_BYTES, TransportConfig
 from dblp.transport.congestion import make_congestion_control
 from dblp.transport.flight import Flight, SendSpace
 from dblp.transport.port import Address
@@ -53,6 +53,10 @@ class SendPath:
         self.spaces = [SendSpace() for _ in range(4)]
         self.window_bytes = window_bytes
         self.whole_bursts = whole_bursts  # see port.PortFacts
+        packet = MAX_DATAGRAM_BYTES if whole_bursts else config.datagram_bytes
+        self.scale = (
+            1.0 + PACKET_OVERHEAD_BYTES / packet
+        )  # bytes at the kernel's charge for each that is sent
         self.bytes_sent = 0
         self.inflight_bytes = 0
         self.inflight_cost = 0
@@ -203,16 +207,21 @@ class SendPath:
         return nbytes + PACKET_OVERHEAD_BYTES * (bursts if self.whole_bursts else datagrams)
 
     def window(self) -> int:
-        """Bytes that congestion control and credit allow in flight."""
-        return int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30))
+        """Bytes, at the kernel's charge, that congestion control and credit allow in flight."""
+        return int(min(self.congestion.window_bytes * self.scale, self.window_bytes, 1 << 30))
+
+    def quantum(self) -> int:
+        """Bytes, at the kernel's charge, that may leave at once."""
+        return max(int(min(self.congestion.quantum_bytes * self.scale, 1 << 30)), 1)
 
     def room(self) -> int:
-        """Bytes that congestion control and credit leave; at least one datagram when nothing is in flight."""
+        """Bytes, at the kernel's charge, that congestion control and credit leave; at least one datagram when nothing is in
+        flight."""
         if not self.inflight_cost:
-            return max(int(min(self.congestion.window_bytes, self.window_bytes, 1 << 30)), 1)
-        free = min(self.congestion.window_bytes - self.inflight_bytes, self.window_bytes - self.inflight_cost)
-        return int(min(max(free, 0), 1 << 30))
+            return max(self.window(), 1)
+        free = (self.congestion.window_bytes - self.inflight_bytes) * self.scale
+        return int(min(max(min(free, self.window_bytes - self.inflight_cost), 0), 1 << 30))
 
     def portion(self) -> int:
-        """Bytes of the room that may leave at once."""
-        return int(max(min(self.room(), self.congestion.quantum_bytes), 1))
+        """Bytes, at the kernel's charge, of the room that may leave at once."""
+        return max(min(self.room(), self.quantum()), 1)

@@ -293,7 +293,7 @@ class PeerSender:
             return datagram
         chunks = min(TRAIN_BURSTS * message.per_burst, message.sendable_run, most)
         train = path.charge(chunks * stride, chunks, -(-chunks // message.per_burst))
-        return max(datagram, int(min(train, path.window() // 2, path.congestion.quantum_bytes)))
+        return max(datagram, min(train, path.window() // 2, path.quantum()))
 
     def _data_burst(self, message: Outgoing, path: SendPath, most: int, now: float) -> Burst | Train | None:
         """The next burst or train of the message, of at most ``most`` chunks."""
@@ -762,7 +762,10 @@ class PeerSender:
             self._several.await_proof()
 
     def on_proved(self, path_id: int, now: float) -> None:
-        """The handshake has proved a path."""
+        """The handshake has proved a path. A question tells its round trip while nothing else is on its way: congestion control
+        would take the queue of a busy beginning for a part of it."""
+        if not self.paths[path_id].net_rtt:
+            self.control.append(Control(Type.PING, 0, path=path_id))
         if self._several is not None:
             self._several.on_proved(self.paths[path_id], now)
 

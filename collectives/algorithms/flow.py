@@ -33,11 +33,12 @@ from dblp.collectives.algorithms.hops import Add, Array, Copy, Keep, Node, Outle
 from dblp.collectives.algorithms.incast import Incast, Turns, Watch
 from dblp.collectives.algorithms.sinks import CopySink
 from dblp.collectives.algorithms.union import Union
+from dblp.collectives.priority import Tagger
 from dblp.collectives.reduction import Reducer, energy
 from dblp.collectives.round import Round
 from dblp.transport.config import CHUNK_ALIGN_BYTES
 from dblp.transport.message import MessageSpec, Received
-from dblp.transport.policy import Bounded, Consistency, Policy, Short
+from dblp.transport.policy import Bounded, Consistency, Policy, Short, Tags
 
 _FINE = Bounded(0.5)
 """Grids are those of bounded rounds, also in exact ones: where the order of a sum depends on its shard, exact and bounded
@@ -90,6 +91,7 @@ class Flow:
         self._missing: dict[int, npt.NDArray[np.uint32]] = {}
         self._weighed, self._weighed_chunks = 0.0, 0  # contributions whose energy is known
         self._short = False  # a message was given up below its bound
+        self._tagger = self._make_tagger()
 
     # --- declaring
 
@@ -103,8 +105,10 @@ class Flow:
         spec = self._spec(span, self.gather_budget if gather else self.reduce_budget)
         before = _overlaps(self._last, span)
         outlet = Outlet(self, span, peer, step, spec, waits=bool(before), gather=gather, ranks=ranks)
+        if self._tagger is not None and spec.budget:
+            outlet.classes = self._tagger.classes(span.low, span.high)
         if weigh and self.policy.lossy:
-            outlet.energy = energy(self.elements(span), self.reducer.dtype)
+            outlet.energy = self._energy(span)
         for common, stage in before:
             stage.followers.append((common.low, common.high, outlet))
         self._outlets.append((outlet, _rest(span, [common for common, _ in before])))
@@ -186,6 +190,7 @@ class Flow:
             stage.spec,
             stage,
             on_chunks=stage.on_chunks,
+            on_scattered=stage.on_scattered,
             on_done=stage.on_done,
             window=window,
         )
@@ -249,6 +254,11 @@ class Flow:
         if self._keep is not None:
             self._keep(span.low * self.per_chunk, self.elements(span), divisor=divisor, ranks=ranks)
 
+    def starve(self, missing: npt.NDArray[np.uint32]) -> None:
+        """A receiver of these chunks has told that it did not count them."""
+        if self._tagger is not None:
+            self._tagger.missed(missing)
+
     def ended(self, stage: Stage | Part, received: Received) -> None:
         """A message has ended."""
         if stage.pushed:
@@ -279,12 +289,27 @@ class Flow:
     def count(self, chunks: int) -> None:
         """So many more chunks of a stage are settled; with the last of all, this rank knows its holes."""
         self._left -= chunks
+        if self._left == 0 and self.policy.consistency is Consistency.RELAXED:
+            self.round.filled_chunks += int(self.holes.sum())
         if self._left == 0 and self._union is not None:
             union, self._union = self._union, None
             holes = self.holes if self.policy.consistency is Consistency.AGREED else np.zeros_like(self.holes)
             union.start(np.append(np.uint8(self._short), np.packbits(holes)))
 
     # --- helpers
+
+    def _make_tagger(self) -> Tagger | None:
+        round_, policy = self.round, self.policy
+        if policy.tags is Tags.NONE or not policy.lossy:
+            return None
+        seed = (round_.endpoint.config.seed, round_.number, round_.rank)
+        return Tagger(self.buffer, self.reducer.dtype, self.per_chunk, policy, round_.priority, seed)
+
+    def _energy(self, span: Span) -> float:
+        """Of what stands in ``span`` now: the rank's own contribution."""
+        if self._tagger is not None:
+            return self._tagger.energy(span.low, span.high)
+        return energy(self.elements(span), self.reducer.dtype)
 
     def _spec(self, span: Span, budget: float) -> MessageSpec:
         nbytes = self.elements(span).nbytes
@@ -312,6 +337,7 @@ class Flow:
             missing = np.ones(self.all.chunks, np.bool_)
         else:
             missing = np.unpackbits(bits[1:], count=self.all.chunks).view(np.bool_)
+            self.round.filled_chunks += int(missing.sum())
         for low, high in true_runs(missing, 0):
             for own in self._owned:
                 part = Span(max(low, own.low), min(high, own.high))

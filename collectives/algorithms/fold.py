@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.algorithms.grid import segment_chunks
-from dblp.collectives.algorithms.hops import Array, Node, Span, true_runs
+from dblp.collectives.algorithms.hops import Array, Chunks, Node, Span, true_runs
 from dblp.collectives.algorithms.sinks import whole_rows, words
 from dblp.collectives.reduction import energy
 from dblp.transport.message import MessageSpec, Received
@@ -57,6 +57,21 @@ class Fold(Node):
             self.done(first + self.span.low, end + self.span.low)
             self.flow.count(end - first)
 
+    def arrived_scattered(self, chunks: Chunks) -> None:
+        """The same for chunks with gaps."""
+        self._left[chunks] -= 1
+        chunks = chunks[self._left[chunks] == 0]
+        if not len(chunks):
+            return
+        rest = chunks
+        if int(chunks[-1]) >= self.target.size // self.per_chunk:  # the short last one
+            self._reduce(int(chunks[-1]), int(chunks[-1]) + 1)
+            rest = chunks[:-1]
+        for start in range(0, len(rest), self._piece):
+            self._reduce_scattered(rest[start : start + self._piece])
+        self.done_scattered(chunks + np.uint32(self.span.low))
+        self.flow.count(len(chunks))
+
     def missed(self, chunks: npt.NDArray[np.uint32]) -> None:
         """These chunks of one peer are holes."""
         if self._came is not None:
@@ -72,6 +87,25 @@ class Fold(Node):
         self.flow.reducer.fold(parts, out, self._scratch[: stop - start])
         if self._came is not None:
             self._rescale(low, self._came[low:high])
+
+    def _reduce_scattered(self, chunks: Chunks) -> None:
+        """Whole chunks, at most a piece of them: brought together, reduced, and put back."""
+        round_, width = self.flow.round, self.per_chunk
+        whole = whole_rows(self.target, width)
+        out = whole[chunks].reshape(-1)
+        parts = [
+            out if rank == round_.rank else whole_rows(self._stages[rank], width)[chunks].reshape(-1)
+            for rank in range(round_.world_size)
+        ]
+        self.flow.reducer.fold(parts, out, self._scratch[: out.size])
+        rows = out.reshape(-1, width)
+        if self._came is not None:
+            came = self._came[chunks]
+            for count in np.unique(came[came < round_.world_size]).tolist():
+                scaled = rows[came == count]
+                self.flow.reducer.scale(scaled, round_.world_size / count)
+                rows[came == count] = scaled
+        whole[chunks] = rows
 
     def _rescale(self, low: int, came: npt.NDArray[np.int32]) -> None:
         size = self.flow.round.world_size
@@ -109,16 +143,18 @@ class Part:
     def on_chunks(self, first: int, count: int) -> None:
         self.fold.arrived(first, first + count)
 
+    def on_scattered(self, chunks: Chunks) -> None:
+        """``on_chunks`` for chunks with gaps."""
+        self.fold.arrived_scattered(chunks)
+
     def on_done(self, received: Received) -> None:
         missing = received.missing
         if len(missing):
             self._stage.reshape(self.span.chunks, -1)[missing] = 0
             self.fold.missed(missing)
         self.fold.flow.ended(self, received)
-        holes = np.zeros(self.span.chunks, np.bool_)
-        holes[missing] = True
-        for low, high in true_runs(holes, 0):
-            self.fold.arrived(low, high)
+        if len(missing):
+            self.fold.arrived_scattered(missing)
 
     def energies(self, received: Received) -> tuple[float, float]:
         """Sum of squares of the whole message, and of what came of it."""

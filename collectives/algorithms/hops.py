@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
+Chunks = npt.NDArray[np.uint32]
+"""Indices of chunks with gaps, ascending."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,6 +57,8 @@ class Keep(Protocol):
 class Follower(Protocol):
     def ready(self, low: int, high: int) -> None: ...
 
+    def ready_scattered(self, chunks: Chunks) -> None: ...
+
 
 class Node:
     """Something that gets done with its chunks, and tells those that wait for it."""
@@ -69,6 +73,13 @@ class Node:
             first, end = max(first, low), min(end, high)
             if first < end:
                 follower.ready(first, end)
+
+    def done_scattered(self, chunks: Chunks) -> None:
+        """``done`` with chunks that have gaps."""
+        for first, end, follower in self.followers:
+            start, stop = np.searchsorted(chunks, (first, end))
+            if start < stop:
+                follower.ready_scattered(chunks[start:stop])
 
 
 class Outlet(Node):
@@ -96,6 +107,7 @@ class Outlet(Node):
         self.tells = False
         self.gather = gather
         self.energy = 0.0
+        self.classes: npt.NDArray[np.uint8] | None = None
         self.on_counts: Callable[[int, int], None] | None = None
         self._offered: Bools | None = None
         self._missing: Bools | None = None
@@ -112,11 +124,12 @@ class Outlet(Node):
             self.spec,
             offered=not self.waits,
             energy=self.energy,
+            classes=self.classes,
             confirmed=self.tells or (self.on_counts is not None and not self.gather),
         )
         if self.tells:
             self._offered = np.full(self.span.chunks, not self.waits)
-        if self.tells or self.on_counts is not None:
+        if self.tells or self.on_counts is not None or self.classes is not None:
             self._sending.done.add_done_callback(self._on_final)
 
     def ready(self, low: int, high: int) -> None:
@@ -127,9 +140,21 @@ class Outlet(Node):
             if self._final:
                 self._settle(low, high)
 
+    def ready_scattered(self, chunks: Chunks) -> None:
+        assert self._sending is not None
+        which = chunks - np.uint32(self.span.low)
+        self._sending.offer_scattered(which)
+        if self._offered is not None:
+            self._offered[which] = True
+            if self._final:
+                for first, count in runs(chunks):
+                    self._settle(first, first + count)
+
     def _on_final(self, done: asyncio.Future[Sent]) -> None:
         if done.cancelled() or done.exception() is not None:
             return
+        if self.classes is not None:
+            self.flow.starve(done.result().missing + np.uint32(self.span.low))
         if self.on_counts is not None and self._sending is not None:
             self.flow.guard(self.on_counts, *self._sending.counts)
         if self.tells:
@@ -221,6 +246,15 @@ class Stage(Node):
             self._done(low, high)
         self._settle(first, first + count)
 
+    def on_scattered(self, chunks: Chunks) -> None:
+        """``on_chunks`` for chunks with gaps."""
+        if self._staged is None:
+            self._done_scattered(chunks)
+            return
+        staged = self._staged[chunks]
+        self._done_scattered(chunks[~staged])
+        self._settle_scattered(chunks[staged])
+
     def on_done(self, received: Received) -> None:
         self.flow.ended(self, received)
         if len(received.missing):
@@ -228,8 +262,7 @@ class Stage(Node):
             self._holes = np.zeros(self.span.chunks, np.bool_)
             self._holes[received.missing] = True
             staged[received.missing] = True
-            for first, count in runs(received.missing):
-                self._settle(first, first + count)
+            self._settle_scattered(received.missing)
 
     def energies(self, received: Received) -> tuple[float, float]:
         """Sum of squares of the whole message, as its sender told it, and of what came of it; only if ``weigh`` is set."""
@@ -242,6 +275,48 @@ class Stage(Node):
         self.waiting -= high - low
         if self._staged is not None:
             self._settle(low, high)
+
+    def ready_scattered(self, chunks: Chunks) -> None:
+        assert self._ready is not None
+        which = chunks - np.uint32(self.span.low)
+        self._ready[which] = True
+        self.waiting -= len(which)
+        if self._staged is not None:
+            self._settle_scattered(which)
+
+    def _settle_scattered(self, chunks: Chunks) -> None:
+        """``_settle`` for chunks with gaps."""
+        assert self._staged is not None
+        due = self._staged[chunks]
+        if self.waiting:
+            assert self._ready is not None
+            due = due & self._ready[chunks]
+        chunks = chunks[due]
+        self._staged[chunks] = False
+        if self._holes is None:
+            self._apply_scattered(chunks)
+        else:
+            holes = self._holes[chunks]
+            self._apply_scattered(chunks[~holes])
+            for first, count in runs(chunks[holes]):
+                self.skip(first, first + count)
+        self._done_scattered(chunks)
+
+    def _apply_scattered(self, chunks: Chunks) -> None:
+        assert self._stage is not None
+        whole, staged = whole_rows(self.target, self.per_chunk), whole_rows(self._stage, self.per_chunk)
+        if len(chunks) and int(chunks[-1]) >= len(whole):  # the short last one
+            self._apply_staged(len(whole), len(whole) + 1)
+            chunks = chunks[:-1]
+        if len(chunks):
+            target = whole[chunks]
+            self.apply(target, staged[chunks])
+            whole[chunks] = target
+
+    def _done_scattered(self, chunks: Chunks) -> None:
+        if len(chunks):
+            self.done_scattered(chunks + np.uint32(self.span.low))
+            self.flow.count(len(chunks))
 
     def _settle(self, low: int, high: int) -> None:
         """Apply what is both staged and ready of these chunks."""

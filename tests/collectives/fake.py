@@ -17,7 +17,17 @@ import numpy as np
 
 from dblp.errors import ClosedError, DeadlineError, MismatchError, PeerError
 from dblp.transport.config import TransportConfig
-from dblp.transport.message import MessageSpec, OnChunks, Received, RoundCounters, Sent, Sink, round_of
+from dblp.transport.message import (
+    MessageSpec,
+    OnChunks,
+    OnScattered,
+    Received,
+    RoundCounters,
+    Sent,
+    Sink,
+    class_counts,
+    round_of,
+)
 from dblp.transport.port import Bytes
 
 DETACH_BYTES = 256 * 1024
@@ -38,6 +48,7 @@ class Outgoing:
     energy: float
     done: asyncio.Future[Sent]
     signature: bytes
+    classes: np.ndarray | None = None
     offered: dict[int, bytes] = field(default_factory=dict)
     pending: list[int] = field(default_factory=list)
     delivered: int = 0
@@ -64,6 +75,10 @@ class Outgoing:
     def counts(self) -> tuple[int, int]:
         return len(self.offered), 0
 
+    def offer_scattered(self, chunks: np.ndarray) -> None:
+        for chunk in chunks.tolist():
+            self.offer(chunk, 1)
+
     def detach(self) -> bool:
         if self.done.done():
             return True
@@ -82,6 +97,7 @@ class Incoming:
     spec: MessageSpec | None = None
     sink: Sink | None = None
     on_chunks: OnChunks | None = None
+    on_scattered: OnScattered | None = None
     limit: int = 0
     windowed: bool = False
     got: set[int] = field(default_factory=set)
@@ -105,6 +121,20 @@ class Incoming:
             self._place(first + len(full), chunks[-1:])
         if self.on_chunks is not None:
             self.on_chunks(first, len(chunks))
+
+    def take_scattered(self, indices: list[int], chunks: list[bytes]) -> None:
+        """Place whole chunks with gaps, as a burst or a train of two."""
+        assert self.sink is not None and self.spec is not None and self.on_scattered is not None
+        self.got.update(indices)
+        which = np.array(indices, np.uint32)
+        rows = np.frombuffer(bytearray(b"".join(chunks)), self.sink.dtype).reshape(len(chunks), -1)
+        sink: Any = self.sink
+        if len(chunks) % 2:
+            sink.scatter(which, rows)
+        else:
+            sink.scatter(which.reshape(2, -1), rows.reshape(2, len(chunks) // 2, -1))
+        rows.view(np.uint8)[:] = 0xA5
+        self.on_scattered(which)
 
     def _place(self, first: int, chunks: list[bytes]) -> None:
         assert self.sink is not None and self.spec is not None
@@ -177,6 +207,7 @@ class FakeEndpoint:
         *,
         offered: bool = True,
         energy: float = 0.0,
+        classes: np.ndarray | None = None,
     ) -> Outgoing:
         self._check()
         assert (
@@ -189,7 +220,9 @@ class FakeEndpoint:
         assert not any(out.target == peer and out.message == message for out in self.outgoing)
         signature = self.rounds[round_of(message)][0]
         future: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        out = Outgoing(self.net, self, peer, message, data, spec, energy, future, signature)
+        if classes is not None and spec.chunks:
+            class_counts(spec, classes)
+        out = Outgoing(self.net, self, peer, message, data, spec, energy, future, signature, classes)
         self.outgoing.append(out)
         if offered and spec.chunks:
             out.offer(0, spec.chunks)
@@ -204,6 +237,7 @@ class FakeEndpoint:
         sink: Sink,
         *,
         on_chunks: OnChunks | None = None,
+        on_scattered: OnScattered | None = None,
         window: int = 0,
     ) -> Incoming:
         self._check()
@@ -211,7 +245,8 @@ class FakeEndpoint:
         assert spec.chunk_bytes % sink.dtype.itemsize == 0 and spec.nbytes % sink.dtype.itemsize == 0
         incoming = self.expect(peer, message)
         assert incoming.sink is None, "posted twice"
-        incoming.spec, incoming.sink, incoming.on_chunks, incoming.net = spec, sink, on_chunks, self.net
+        incoming.spec, incoming.sink, incoming.net = spec, sink, self.net
+        incoming.on_chunks, incoming.on_scattered = on_chunks, on_scattered
         incoming.windowed = window > 0
         incoming.limit = min(window or spec.chunks, spec.chunks)
         early, incoming.early = incoming.early, {}
@@ -341,7 +376,9 @@ class FakeNet:
             self._open(out)
         if not self._agree(out, incoming):
             return
-        run = self._run(self._deliverable(out))
+        run = self._run(
+            self._deliverable(out), scattered=out.classes is not None and incoming.on_scattered is not None
+        )
         if run:
             self._deliver(out, incoming, run)
         if self._complete(out):
@@ -350,7 +387,10 @@ class FakeNet:
     def _open(self, out: Outgoing) -> None:
         out.opened = True
         most = int(out.spec.may_miss * self.loss)
-        out.void = set(self.rng.permutation(out.spec.chunks)[:most].tolist())
+        chunks = self.rng.permutation(out.spec.chunks)
+        if out.classes is not None:  # never a critical one
+            chunks = chunks[out.classes[chunks] > 0]
+        out.void = set(chunks[:most].tolist())
         out.pending = [index for index in out.pending if index not in out.void]
 
     def _agree(self, out: Outgoing, incoming: Incoming) -> bool:
@@ -368,10 +408,13 @@ class FakeNet:
             return False
         return True
 
-    def _run(self, chunks: list[int]) -> list[int]:
-        """A run of consecutive chunks, from anywhere in what may be delivered."""
+    def _run(self, chunks: list[int], *, scattered: bool) -> list[int]:
+        """A run of consecutive chunks, from anywhere in what may be delivered; or any, if ``scattered``."""
         if not chunks:
             return []
+        if scattered and self.rng.random() < 0.7:
+            most = int(self.rng.choice([3, 14, 44]))
+            return sorted(self.rng.permutation(chunks)[:most].tolist())
         start = int(self.rng.integers(len(chunks)))
         most = int(self.rng.choice([1, 2, 7, 14, 44]))
         stop = start + 1
@@ -386,12 +429,17 @@ class FakeNet:
                 f"chunk {index} of message {out.message:x} changed in flight"
             )
         out.delivered += len(run)
-        at = bisect.bisect_left(out.pending, run[0])
-        del out.pending[at : at + len(run)]
+        for index in run:
+            del out.pending[bisect.bisect_left(out.pending, index)]
         if incoming.sink is None:
             incoming.early.update(zip(run, contents, strict=True))
-        else:
+        elif run[-1] - run[0] == len(run) - 1:
             incoming.take(run[0], contents)
+        else:
+            short = len(contents[-1]) < out.spec.chunk_bytes  # it comes as a call of its own
+            incoming.take_scattered(run[: len(run) - short], contents[: len(run) - short])
+            if short:
+                incoming.take(run[-1], contents[-1:])
 
     def _finish(self, out: Outgoing, incoming: Incoming) -> None:
         missing = np.array(sorted(out.void), np.uint32)

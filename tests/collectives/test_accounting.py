@@ -202,7 +202,8 @@ def test_velocities_are_contributed_instead_of_gradients():
     rule = Carry(bound=CarryBound.NONE, momentum=0.5)
 
     async def member(group):
-        residual, delivered, contributed, velocity = Residual(9000), 0.0, 0.0, 0.0
+        residual = Residual(9000)
+        delivered, contributed, velocity = np.zeros((3, 9000), np.float32)
         for number in range(4):
             gradient = np.random.default_rng([number, group.rank]).integers(-8, 9, 9000).astype(np.float32)
             velocity = np.float32(0.5) * velocity + gradient

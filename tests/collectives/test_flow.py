@@ -42,11 +42,11 @@ def keeping(monkeypatch, name):
     def post(round_, buffer, reducer, policy, *, keep=None):
         mine = kept.setdefault(round_.rank, {}).setdefault(round_.number, np.zeros_like(buffer))
 
-        def keep(first, values, *, divisor, ranks):
+        def noting(first, values, *, divisor, ranks):
             assert divisor == 1 and 1 <= ranks <= round_.world_size
             mine[first : first + values.size] += values
 
-        POSTS[name](round_, buffer, reducer, policy, keep=keep)
+        POSTS[name](round_, buffer, reducer, policy, keep=noting)
 
     monkeypatch.setitem(algorithms.ALL_REDUCE, name, post)
     return kept

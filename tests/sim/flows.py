@@ -29,19 +29,29 @@ class Setting:
     latency_s: float = 50e-6
     """One way."""
     queue_bytes: int = 256 * 1024
-    mark_bytes: int = 64 * 1024
-    """DCTCP's K; only what asks for marks is marked."""
+    mark_bytes: int = 32 * 1024
+    """Where marking begins, for what asks for marks."""
+    mark_full_bytes: int = 128 * 1024
+    """Where all is marked."""
     impair: str = ""
     """Of the senders' links."""
+    noise: str = "jitter(50us)"
+    """Of the way back, as of the hosts' schedulers: without any, flows that are clocked by each other's departures lock into
+    a pattern (Floyd and Jacobson, "On Traffic Phase Effects in Packet-Switched Gateways", 1992)."""
 
     def switch_port(self) -> SwitchPort:
         return SwitchPort(
-            rate_bps=self.rate_bps, queue_bytes=self.queue_bytes, mark_bytes=self.mark_bytes
+            rate_bps=self.rate_bps,
+            queue_bytes=self.queue_bytes,
+            mark_bytes=self.mark_bytes,
+            mark_full_bytes=self.mark_full_bytes,
         )
 
 
 LAN = Setting()
-WAN = Setting(rate_bps=2e8, latency_s=10e-3, queue_bytes=512 * 1024, mark_bytes=128 * 1024)
+WAN = Setting(
+    rate_bps=2e8, latency_s=10e-3, queue_bytes=512 * 1024, mark_bytes=64 * 1024, mark_full_bytes=256 * 1024
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +96,9 @@ class World:
     def __init__(self, setting: Setting, congestion: str, seed: int = 0) -> None:
         self.setting = setting
         self.seed = seed
-        self.config = TransportConfig(congestion=congestion, seed=seed, rate_bps=setting.rate_bps * (congestion == "fixed"))
+        self.config = TransportConfig(
+            congestion=congestion, seed=seed, rate_bps=setting.rate_bps * (congestion == "fixed")
+        )
         self.host = HostSpec(egress_bps=4.0 * setting.rate_bps, send_buffer_bytes=256 * 1024)
         self.network = Network(
             asyncio.get_running_loop(), seed, link=Link(latency_s=setting.latency_s), host=self.host
@@ -116,6 +128,8 @@ class World:
         """Let the link from one host to another lead through the bottleneck."""
         link = Link(latency_s=self.setting.latency_s, impair=self.setting.impair, via=BOTTLENECK)
         self.network.set_link(source, target, link, one_way=True)
+        back = Link(latency_s=self.setting.latency_s, impair=self.setting.noise)
+        self.network.set_link(target, source, back, one_way=True)
 
     def send(self, endpoints: Sequence[Endpoint], seconds: float) -> None:
         """Every other endpoint sends to the first, as much as the link takes in ``seconds``."""
@@ -173,7 +187,9 @@ def play(main: Callable[[], Coroutine[Any, Any, Share]]) -> Share:
     return run(main(), until_s=600.0)
 
 
-def lossy(congestion: str, setting: Setting, *, warm_up_s: float, seconds: float, loss: float = 0.01) -> Share:
+def lossy(
+    congestion: str, setting: Setting, *, warm_up_s: float, seconds: float, loss: float = 0.01
+) -> Share:
     """One flow whose datagrams are lost at random."""
 
     async def main() -> Share:

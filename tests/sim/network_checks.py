@@ -89,18 +89,29 @@ def _check_round(plan: Plan, outcome: Outcome, round_: int) -> None:
 
 
 def _check_holes(plan: Plan, outcome: Outcome, round_: int, result: np.ndarray) -> None:
-    shards = _shard_chunks(plan, outcome.max_chunk_bytes)
+    """The direct exchange's holes, in the grid of the array: of a contribution in the shard of who reports it, of a result in
+    that of who sent it."""
+    step, shards = _grid(plan, outcome.max_chunk_bytes)
     parts = [plan.contribution(rank, round_) for rank in range(plan.world_size)]
-    for owner, chunks in enumerate(shards):
-        report = outcome.reports[owner][round_]
+    void = np.zeros(shards[-1].stop, np.bool_)
+    for rank, shard in enumerate(shards):
+        report = outcome.reports[rank][round_]
         for peer, missing in report.missing.items():
-            assert len(missing) <= plan.policy.budget * len(chunks), "C2"
-            for chunk in missing.tolist():
-                parts[peer][chunks[chunk]] = 0
+            own = missing[(missing >= shard.start) & (missing < shard.stop)]
+            theirs = missing[(missing >= shards[peer].start) & (missing < shards[peer].stop)]
+            assert len(own) + len(theirs) == len(missing)
+            assert len(own) <= plan.policy.reduce_leg_budget * len(shard), "C2"
+            for chunk in own.tolist():
+                parts[peer][chunk * step : (chunk + 1) * step] = 0
+            void[theirs] = True
         assert (report.missing_chunks > 0) == (report.energy_lost > 0.0), "C2: the energy of holes is told"
         if plan.policy.stop is Stop.STALL and not anything_lost(outcome):
             assert report.missing_chunks == 0, "C5"
-    expected = np.sum(parts, axis=0, dtype=np.float32)
+    for shard in shards:
+        holes = np.count_nonzero(void[shard.start : shard.stop])
+        assert holes <= plan.policy.gather_leg_budget * len(shard), "C2: of all ranks together"
+    expected: np.ndarray = np.sum(parts, axis=0, dtype=np.float32)
+    expected[np.repeat(void, step)[: plan.elements]] = 0
     assert np.array_equal(result, expected), "C2: the report says what is missing"
 
 
@@ -108,14 +119,12 @@ def anything_lost(outcome: Outcome) -> bool:
     return bool(outcome.lost.keys() - {"unreachable"})
 
 
-def _shard_chunks(plan: Plan, max_chunk_bytes: int) -> list[list[slice]]:
-    """For each owner, the elements of each chunk of its shard."""
+def _grid(plan: Plan, max_chunk_bytes: int) -> tuple[int, list[range]]:
+    """Elements of a chunk, and for each owner the chunks of its shard."""
     chunk = chunk_bytes(-(-4 * plan.elements // plan.world_size), max_chunk_bytes, plan.policy)
-    step = chunk // 4
-    chunks = []
-    low = 0
+    shards, low = [], 0
     for shard in cut(np.empty(plan.elements, np.float32), plan.world_size, chunk):
-        high = low + len(shard)
-        chunks.append([slice(at, min(at + step, high)) for at in range(low, high, step)])
+        high = low + -(-len(shard) * 4 // chunk)
+        shards.append(range(low, high))
         low = high
-    return chunks
+    return chunk // 4, shards

@@ -15,9 +15,12 @@ from dblp.transport.congestion.delay import INITIAL_WINDOW_BYTES, MAX_WINDOW_BYT
 from dblp.transport.congestion.fixed import FixedControl
 
 RTT_S = 1e-3
+RAISED_S = 1.4e-3
+"""A round trip above it, by more than takes loss for congestion, and below the target."""
 QUEUED_S = 10e-3
 """A round trip far above the target."""
 BURST = 64_000
+FLOOR = 2 * TransportConfig().datagram_bytes
 
 
 def control() -> DelayControl:
@@ -42,13 +45,11 @@ def test_the_window_has_a_ceiling_and_a_floor():
     cc = control()
     feed(cc, RTT_S, 3000)
     assert cc.window_bytes == MAX_WINDOW_BYTES
-    feed(cc, QUEUED_S, 3000, now=10.0, step=0.1e-3)
     low = control()
-    feed(low, RTT_S, 1)
-    now = 0.0
-    for _ in range(100):
-        now = feed(low, QUEUED_S, 1, now=now, step=20e-3)
-    assert low.window_bytes == 2 * TransportConfig().datagram_bytes
+    now = feed(low, RTT_S, 1)
+    for _ in range(30):
+        now = feed(low, QUEUED_S, 1, now=now, step=1.1 * QUEUED_S)
+    assert low.window_bytes == FLOOR
 
 
 def test_a_queue_ends_slow_start_and_shrinks_the_window_once_a_round_trip():
@@ -100,7 +101,7 @@ def test_plain_loss_is_ignored(share):
 def test_heavy_loss_beside_a_raised_delay_is_congestion():
     cc = control()
     now = feed(cc, RTT_S, 10)
-    now = feed(cc, 1.5e-3, 8, now=now)
+    now = feed(cc, RAISED_S, 8, now=now)
     before = cc.window_bytes
     cc.on_lost(int(before), now=now)
     assert cc.window_bytes == pytest.approx(0.7 * before)
@@ -109,21 +110,52 @@ def test_heavy_loss_beside_a_raised_delay_is_congestion():
 def test_little_loss_beside_a_raised_delay_is_random():
     cc = control()
     now = feed(cc, RTT_S, 10)
-    now = feed(cc, 1.5e-3, 8, now=now)
+    now = feed(cc, RAISED_S, 8, now=now)
     before = cc.window_bytes
-    for _ in range(50):
+    for _ in range(25):
         cc.on_lost(1464, now=now)
-        now = feed(cc, 1.5e-3, 1, now=now)
+        now = feed(cc, RAISED_S, 1, now=now)
     assert cc.window_bytes >= before
 
 
-def test_the_least_round_trip_is_forgotten_when_routes_change():
+def test_a_small_window_leaves_in_portions_and_a_large_one_whole():
     cc = control()
-    now = feed(cc, RTT_S, 10)
-    now = feed(cc, 8e-3, 200, now=now, step=0.1)
-    before = cc.window_bytes
-    feed(cc, 8e-3, 20, now=now)
-    assert cc.window_bytes > before
+    assert cc.quantum_bytes == INITIAL_WINDOW_BYTES
+    feed(cc, RTT_S, 1)
+    assert cc.quantum_bytes == cc.window_bytes / 4
+    feed(cc, RTT_S, 10)
+    assert cc.window_bytes > 256 * 1024 and cc.quantum_bytes == math.inf
+
+
+def test_a_small_window_has_a_larger_target():
+    """Swift's flow scaling: of two flows that see one queue, only the larger shrinks."""
+    small, large = control(), control()
+    large_now = feed(large, RTT_S, 100)
+    small_now = feed(small, RTT_S, 1)
+    before = small.window_bytes, large.window_bytes
+    feed(small, 1.7e-3, 8, now=small_now)
+    feed(large, 1.7e-3, 8, now=large_now)
+    assert small.window_bytes > before[0] and large.window_bytes < before[1]
+
+
+def test_a_queue_that_stays_while_the_window_is_at_its_floor_is_somebody_elses():
+    cc = control()
+    now = feed(cc, 0.2e-3, 1)
+    for _ in range(12):
+        now = feed(cc, QUEUED_S, 1, now=now, step=1.1 * QUEUED_S)
+    assert cc.window_bytes == FLOOR and not cc.competing
+    for _ in range(40):
+        if cc.competing:
+            break
+        now = feed(cc, QUEUED_S, 1, now=now, step=1.1 * QUEUED_S)
+    assert cc.competing
+    feed(cc, QUEUED_S, 1, now=now)
+    grown = cc.window_bytes
+    assert grown > FLOOR
+    cc.on_lost(1464, now=now + QUEUED_S + 1.0)
+    assert cc.window_bytes == max(0.7 * grown, FLOOR), "any loss, as Reno"
+    feed(cc, 0.2e-3, 1, now=now)
+    assert not cc.competing, "the queue is gone"
 
 
 def test_pacing_starts_where_round_trips_are_long():

@@ -12,7 +12,12 @@ Differences from the paper:
 - An application that has nothing to send makes its samples count only where they exceed the estimate, as there; collectives
   pause between rounds, so round trips are counted only while data flows, and the estimate survives a pause.
 - The window leaves room for two portions (``quantum_bytes``) beside the bandwidth-delay product: one leaves a network card
-  while the acknowledgement of another is on its way. The paper adds three of at most 64 KiB.
+  while the acknowledgement of another is on its way. The paper adds three of at most 64 KiB. It also leaves room for four
+  datagrams: what all flows get alike, however small their estimates, lets them find equal shares of a full queue.
+- PROBE_RTT comes more often where round trips are short (``round_trip.LeastRoundTrip``): a flow that began beside others
+  learns the least round trip from it.
+- A phase of PROBE_BW lasts as long as a round trip does now, not the least one: with a queue of several, the effect of
+  a gain is not seen before.
 - PROBE_BW begins at a phase that the microseconds of the clock choose, where the paper draws one at random: runs replay.
 """
 
@@ -23,6 +28,7 @@ from collections import deque
 from typing import ClassVar
 
 from dblp.transport.config import TransportConfig
+from dblp.transport.congestion.round_trip import LeastRoundTrip
 
 HIGH_GAIN = 2.885
 """2 / ln 2: the least gain that doubles the delivery rate each round trip (BBR, section "Startup")."""
@@ -32,10 +38,6 @@ WINDOW_GAIN = 2.0
 """Window over the bandwidth-delay product in PROBE_BW: delayed and joined acknowledgements do not stall it."""
 BANDWIDTH_ROUNDS = 10
 """Round trips that the largest delivery rate is kept for."""
-MIN_RTT_LIFE_S = 10.0
-"""Time that the least round trip is kept for before it is probed again."""
-PROBE_RTT_S = 0.2
-"""Time that PROBE_RTT holds its small window."""
 PROBE_RTT_DATAGRAMS = 4
 """The paper's least window, and PROBE_RTT's."""
 FULL_GROWTH = 1.25
@@ -72,12 +74,10 @@ class BbrControl:
         self.quantum_bytes: float = INITIAL_WINDOW_BYTES
         self.bandwidth_bps = 0.0
         """Estimate of the path's bandwidth, bits of UDP payload per second; 0 before the first sample."""
-        self.min_rtt_s = float("inf")
-        """Estimate of the path's least round trip, seconds; infinite before the first sample."""
+        self._least = LeastRoundTrip()
         self.mode = Mode.STARTUP
         self._pacing_gain = HIGH_GAIN
         self._window_gain = HIGH_GAIN
-        self._min_rtt_at = 0.0
         self._delivered = 0
         self._history: deque[tuple[float, int, bool]] = deque()  # (now, delivered, application limited)
         self._limited_until = 0  # delivered bytes up to which samples are the application's pace
@@ -88,7 +88,6 @@ class BbrControl:
         self._full_rounds = 0
         self._phase = 0
         self._phase_at = 0.0
-        self._probe_rtt_end = float("inf")
 
     def on_acked(
         self,
@@ -105,16 +104,13 @@ class BbrControl:
         if not waiting:
             self._limited_until = self._delivered + inflight_bytes
         round_began = self._sample(rtt_s, now)
-        expired = now - self._min_rtt_at > MIN_RTT_LIFE_S
-        if rtt_s <= self.min_rtt_s or expired:
-            self.min_rtt_s, self._min_rtt_at = rtt_s, now
         if self.mode is Mode.STARTUP and round_began:
             self._check_full()
         if self.mode is Mode.DRAIN and inflight_bytes <= self._product():
             self._enter_probe_bw(now)
         elif self.mode is Mode.PROBE_BW:
-            self._turn_phase(inflight_bytes, now)
-        self._probe_rtt(expired, inflight_bytes, now)
+            self._turn_phase(inflight_bytes, rtt_s, now)
+        self._probe_rtt(self._least.update(rtt_s, now), now)
         self._set_window(acked_bytes)
 
     def on_lost(self, lost_bytes: int, *, now: float) -> None:
@@ -125,6 +121,11 @@ class BbrControl:
         return self._pacing_gain * self.bandwidth_bps
 
     # --- estimates
+
+    @property
+    def min_rtt_s(self) -> float:
+        """Estimate of the path's least round trip, seconds; infinite before the first sample."""
+        return self._least.value_s
 
     def _sample(self, rtt_s: float, now: float) -> bool:
         """Take a sample of the delivery rate; True if a round trip's worth of data was acknowledged since the last time."""
@@ -144,7 +145,7 @@ class BbrControl:
 
     def _note_bandwidth(self, bps: float, limited: bool) -> None:
         """Windowed maximum over the last round trips (a falling queue of candidates)."""
-        if limited and bps < self.bandwidth_bps:
+        if limited and (bps < self.bandwidth_bps or self._delivered < INITIAL_WINDOW_BYTES):
             return
         best = self._best
         while best and best[-1][1] <= bps:
@@ -176,14 +177,15 @@ class BbrControl:
         self._phase = 2 + int(now * 1e6) % (len(CYCLE_GAINS) - 2)
         self._pacing_gain = CYCLE_GAINS[self._phase]
 
-    def _turn_phase(self, inflight_bytes: int, now: float) -> None:
+    def _turn_phase(self, inflight_bytes: int, rtt_s: float, now: float) -> None:
         """The next gain after a least round trip: after 1.25 only once that much is in flight, after 0.75 already when the queue
         is gone."""
-        elapsed = now - self._phase_at > max(self.min_rtt_s, 2.0 * QUANTUM_S)
+        lasts = max(rtt_s, 2.0 * QUANTUM_S)
+        elapsed = now - self._phase_at > lasts
         gain = self._pacing_gain
         if gain > 1.0:
             over = elapsed and inflight_bytes >= self._product(gain)
-            over = over or now - self._phase_at > 8.0 * max(self.min_rtt_s, 2.0 * QUANTUM_S)
+            over = over or now - self._phase_at > 2.0 * lasts
         elif gain < 1.0:
             over = elapsed or inflight_bytes <= self._product()
         else:
@@ -193,23 +195,15 @@ class BbrControl:
             self._phase_at = now
             self._pacing_gain = CYCLE_GAINS[self._phase]
 
-    def _probe_rtt(self, expired: bool, inflight_bytes: int, now: float) -> None:
-        if self.mode is not Mode.PROBE_RTT:
-            if expired:
-                self.mode = Mode.PROBE_RTT
-                self._pacing_gain = 1.0
-                self._probe_rtt_end = float("inf")
-            return
-        if self._probe_rtt_end == float("inf"):
-            if inflight_bytes <= self._floor:
-                self._probe_rtt_end = now + max(PROBE_RTT_S, self.min_rtt_s)
-        elif now >= self._probe_rtt_end:
-            self._min_rtt_at = now
-            if self._full_rounds >= FULL_ROUNDS:
-                self._enter_probe_bw(now)
-            else:
-                self.mode = Mode.STARTUP
-                self._pacing_gain = self._window_gain = HIGH_GAIN
+    def _probe_rtt(self, ended: bool, now: float) -> None:
+        if self._least.probing:
+            self.mode = Mode.PROBE_RTT
+            self._pacing_gain = 1.0
+        elif ended and self._full_rounds >= FULL_ROUNDS:
+            self._enter_probe_bw(now)
+        elif ended:
+            self.mode = Mode.STARTUP
+            self._pacing_gain = self._window_gain = HIGH_GAIN
 
     def _set_window(self, acked_bytes: int) -> None:
         if self.mode is Mode.PROBE_RTT:
@@ -218,7 +212,7 @@ class BbrControl:
         least = max(2.0 * self._datagram, self.window_bytes / PORTIONS)
         quantum = self.bandwidth_bps / 8.0 * QUANTUM_S
         self.quantum_bytes = min(max(quantum, least), MAX_QUANTUM_BYTES)
-        target = self._product(self._window_gain) + 2.0 * self.quantum_bytes
+        target = self._product(self._window_gain) + 2.0 * quantum + self._floor
         if self._full_rounds >= FULL_ROUNDS:
             self.window_bytes = max(min(self.window_bytes + acked_bytes, target), self._floor)
         elif self.window_bytes < target or self._delivered < INITIAL_WINDOW_BYTES:

@@ -9,7 +9,7 @@ Differences from RFC 8257:
   deviations, halves the window as its section 3.4 demands: a switch that does not mark must not be flooded.
 - Feedback carries the exact count of marked datagrams (section 3.2 squeezes it into one bit of each acknowledgement).
 - Marks end slow start where they come, in the middle of a window, too.
-- The window leaves in quarters, each of which asks for its acknowledgement: a window of one burst would find an empty queue,
+- The window leaves in eighths, each of which asks for its acknowledgement: a window of one burst would find an empty queue,
   fill it, and wait.
 """
 
@@ -27,7 +27,9 @@ INITIAL_WINDOW_BYTES = 64 * 1024
 MAX_WINDOW_BYTES = 64 * 1024 * 1024
 LOSS_SHARE = 0.02
 """Loss of a window that is taken for random: twice what bad Ethernet does, half of what a full queue loses to slow start."""
-PORTIONS = 4
+PACED_RTT_S = 2e-3
+"""Round trip above which portions are paced: a queue would see them as one burst."""
+PORTIONS = 8
 """Portions of a window that leave apart."""
 
 
@@ -44,6 +46,7 @@ class DctcpControl:
         self._datagram = config.datagram_bytes
         self._floor = 2.0 * config.datagram_bytes
         self._slow_start = True
+        self._rtt_s = 0.0
         self._acked = 0  # of the window that is observed
         self._marked = 0
         self._lost = 0
@@ -61,6 +64,7 @@ class DctcpControl:
         waiting: bool = True,
     ) -> None:
         """Shrink on the first mark of a window, else grow: a datagram a window, or exponentially in slow start."""
+        self._rtt_s = rtt_s
         self._acked += acked_bytes
         self._marked += marked_bytes
         if self._acked + self._lost >= self._window_end:
@@ -84,8 +88,8 @@ class DctcpControl:
             self._reduce(0.5)
 
     def pacing_bps(self) -> float:
-        """0: marks keep the queue short, acknowledgements the pace."""
-        return 0.0
+        """Twice the window a round trip where round trips are long enough to be worth a timer, as in ``delay``."""
+        return 16.0 * self.window_bytes / self._rtt_s if self._rtt_s > PACED_RTT_S else 0.0
 
     def _close_window(self, inflight_bytes: int) -> None:
         """RFC 8257, section 3.3, steps 3 to 8."""
