@@ -7,9 +7,9 @@ the agreed round's time over that of the bounded round with an exact gather leg,
 
 Virtual: a star of 10 Gb/s links, 50 us there and back, queues that take everything. Nothing is lost and processors cost nothing:
 what shows is the time that the messages of the agreement add behind the data.
-Sockets: processes on this host, over loopback, up to ``SOCKET_RANKS``; the arms take turns round by round in the same processes,
-so that all meet the same load. What shows is mostly what the processors spend. The median of the rounds' times on rank 0, each from
-a barrier to the end of the round, and the quartiles.
+Sockets: processes on this host, over loopback, up to ``SOCKET_RANKS``; the arms take turns round by round in the
+same processes, so that all meet the same load. What shows is mostly what the processors spend. The median of the rounds' times
+on rank 0, each from a barrier to the end of the round, and the quartiles.
 """
 
 from __future__ import annotations
