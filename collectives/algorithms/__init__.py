@@ -19,7 +19,7 @@ from dblp.units import format_bytes
 FLAT_BYTES = 16 * 1024
 """``auto``: arrays up to this size go in one hop: a second hop costs more than sending them world_size times."""
 DIRECT_WORLD_SIZE = 32
-"""``auto``: largest group in which each rank sends to each other at once; a ring above."""
+"""``auto``: largest group in which each rank sends to each other at once: more messages than this cost more than more hops."""
 RING_BYTES = 1024 * 1024
 """``auto``: from this size on, three ranks or more go around a ring: received rows are added where they belong, without the
 direct exchange's staging. Measured on 2 cores (``dblp bench allreduce --ranks 4 --algorithm ring`` and ``direct``): 25 MiB
@@ -72,14 +72,36 @@ def choose(algorithm: str, nbytes: int, world_size: int, dtype: DType, policy: P
     if algorithm != "auto":
         return algorithm, chosen
     if policy.lossy:
-        return "direct", "one hop a contribution, so the budget holds end to end"
+        return _choose_lossy(world_size, policy)
     if nbytes <= FLAT_BYTES:
         return "flat", f"at most {format_bytes(FLAT_BYTES)}"
     if not dtype.half and world_size > DIRECT_WORLD_SIZE:
-        return "ring", f"more than {DIRECT_WORLD_SIZE} ranks"
+        return _choose_for_many(nbytes, world_size)
     if not dtype.half and world_size > 2 and nbytes >= RING_BYTES:
         return "ring", f"{format_bytes(RING_BYTES)} or more on more than 2 ranks"
     return "direct", f"above {format_bytes(FLAT_BYTES)}"
+
+
+def _choose_lossy(world_size: int, policy: Policy) -> tuple[str, str]:
+    if world_size <= DIRECT_WORLD_SIZE:
+        return "direct", "one hop a contribution, so the budget holds end to end"
+    limit = f"more than {DIRECT_WORLD_SIZE} ranks under a bound"
+    if policy.fill is not Fill.ZERO or policy.short is not Short.REPAIR:
+        return "direct", f"{limit}, and what only a direct exchange can do"
+    if hierarchical.most_square(world_size) > 1:
+        return "hierarchical", f"{limit}: two hops a contribution, each with half of the budget"
+    return "halving_doubling", f"{limit}, whose number has no divisors"
+
+
+def _choose_for_many(nbytes: int, world_size: int) -> tuple[str, str]:
+    """Halving and doubling takes 2 log2(N) steps, the ring 2 (N - 1); where N is no power of two, the former moves the array of
+    some ranks twice more, which long arrays notice."""
+    if world_size & (world_size - 1) and nbytes >= RING_BYTES:
+        return (
+            "ring",
+            f"{format_bytes(RING_BYTES)} or more on more than {DIRECT_WORLD_SIZE} ranks, no power of two",
+        )
+    return "halving_doubling", f"more than {DIRECT_WORLD_SIZE} ranks: few steps"
 
 
 def algorithm_of(name: str) -> Algorithm:
