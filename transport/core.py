@@ -569,7 +569,7 @@ class Core:
         active = sum(
             1 for receiver in self.receivers.values() if receiver.messages or receiver.data_at > since
         )
-        return max(self._credit_bytes // max(1, active), 4096)
+        return max(self._credit_bytes // (active or max(1, self.world_size - 1)), 4096)
 
     def _queue_feedback(self, now: float) -> None:
         for _, sender, receiver in self._pairs:

@@ -24,7 +24,8 @@ from dblp.errors import ClosedError, LocalError
 from dblp.transport import libc, netif
 from dblp.transport.burst import Train
 from dblp.transport.config import TransportConfig
-from dblp.transport.port import Address, Burst, PortFacts, Slab
+from dblp.transport.congestion import REGISTRY
+from dblp.transport.port import Address, Burst, Ecn, PortFacts, Slab
 from dblp.transport.udp_receive import Receiver
 from dblp.transport.udp_send import BLOCKED, REFUSED, Outcome, Sender, Way
 from dblp.transport.udp_socket import bind, probe, snmp_receive_errors, socket_drops
@@ -107,9 +108,11 @@ class UdpPort:
     ) -> None:
         self.choices = tuple(choices)
         self._family = choices[0].family
-        self._paths = [_Path(sock, index, Sender(sock, way, calls)) for index, sock in enumerate(sockets)]
+        ecn = REGISTRY[config.congestion].ecn
+        senders = [Sender(sock, way, calls, Ecn.ECT if ecn else Ecn.NOT_ECT) for sock in sockets]
+        self._paths = [_Path(sock, index, senders[index]) for index, sock in enumerate(sockets)]
         self._senders = [path.sender for path in self._paths]
-        self._receiver = Receiver(self._family, calls, config.datagram_bytes)
+        self._receiver = Receiver(self._family, calls, config.datagram_bytes, marks=ecn)
         self._addresses = tuple(_address(sock) for sock in sockets)
         self._facts = PortFacts(
             receive_buffer_bytes=min(

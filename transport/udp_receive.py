@@ -7,8 +7,9 @@ sent them: super-packets a stack, single datagrams a run with the slot's stride.
 callables and every structure of the call exist once, one a slot.
 
 A control buffer holds, in the kernel's order: the receive timestamp (SO_TIMESTAMPNS, always), then UDP_GRO
-(super-packets only). Each slab's timestamp is read from its first message: 0.1 us, as the same row is read
-for UDP_GRO anyway; those of the other messages of a run only where they are asked for.
+(super-packets only), then the type of service or traffic class where the congestion control heeds marks.
+Each slab's timestamp is read from its first message: 0.1 us, as the same row is read for UDP_GRO anyway; those
+of the other messages of a run only where they are asked for. All of a slab are marked, or none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from itertools import groupby
 import numpy as np
 
 from dblp.transport import libc
-from dblp.transport.port import Address, Slab
+from dblp.transport.port import Address, Ecn, Slab
 
 SLOTS = 64
 """Messages a recvmmsg at most: beyond it the cost of a call is a hundredth of a datagram's."""
@@ -35,22 +36,27 @@ MAX_SOURCES = 4096
 """Decoded addresses kept (about 200 bytes each); a flood from forged ports only empties the table."""
 
 _NAME_STRIDE = 32
-_CONTROL_STRIDE = 64
+_CONTROL_STRIDE = 96
 _STAMP_BYTES = 32
-"""A timestamp's control message: header and struct timespec. More than that means UDP_GRO follows."""
+"""A timestamp's control message: header and struct timespec."""
+_MORE_BYTES = 24
+"""Any other control message: header and at most eight bytes."""
 _RESULT = struct.Struct("=Qixxxxixxxx").unpack_from
 _RESULT_AT = libc.WORD_CONTROLLEN * 8
 _CONTROLLEN = struct.Struct("=Q").pack_into
-_GRO_AT = _STAMP_BYTES + 16
+_GRO_AT = _STAMP_BYTES + libc.CMSG_HEADER_BYTES
 """Where UDP_GRO's control message holds the size of the datagrams; without one an old size stands there."""
 _STAMP = struct.Struct("=16xqq").unpack_from
 _STAMP_GRO = struct.Struct("=16xqq16xi").unpack_from
 
 
 class Receiver:
-    """The arena and the recvmmsg structures of one port. ``limit``: longest datagram that is handed over."""
+    """The arena and the recvmmsg structures of one port. ``limit``: longest datagram that is handed over; ``marks``: the sockets
+    report ECN bits."""
 
-    def __init__(self, family: int, calls: libc.Calls, limit: int) -> None:
+    def __init__(self, family: int, calls: libc.Calls, limit: int, *, marks: bool = False) -> None:
+        self._marks = marks
+        self._plain = _STAMP_BYTES + marks * _MORE_BYTES  # control bytes of a single datagram
         self._recvmmsg = calls.recvmmsg
         self._limit = limit
         self.arena = libc.aligned(SLOTS * SLOT_BYTES)
@@ -62,6 +68,9 @@ class Receiver:
         self._headers = self._words.reshape(-1).view(np.uint8).data
         self._control_bytes = self._controls.data
         self._gro_sizes = self._controls.view(np.int32).reshape(SLOTS, -1)[:, _GRO_AT // 4]
+        # The type of service of each message: behind the timestamp, or behind UDP_GRO.
+        first = _STAMP_BYTES + libc.CMSG_HEADER_BYTES
+        self._services = self._controls.reshape(SLOTS, -1)[:, first : first + _MORE_BYTES + 1 : _MORE_BYTES].T
         self._pointer = libc.address_of(self._words)
         self._lengths = self._words[:, libc.WORD_LEN]
         self._controllens = self._words[:, libc.WORD_CONTROLLEN]
@@ -110,11 +119,11 @@ class Receiver:
     def _one(self, path: int, clock_offset: float) -> list[Slab]:
         control, _, length = _RESULT(self._headers, _RESULT_AT)
         _CONTROLLEN(self._headers, _RESULT_AT, _CONTROL_STRIDE)
-        return self._fill(((0, 1, length, control > _STAMP_BYTES),), path, clock_offset)
+        return self._fill(((0, 1, length, control > self._plain),), path, clock_offset)
 
     def _several(self, count: int, path: int, clock_offset: float) -> list[Slab]:
         lengths = self._lengths[:count].tolist()
-        coalesced = (self._controllens[:count] > _STAMP_BYTES).tolist()
+        coalesced = (self._controllens[:count] > self._plain).tolist()
         self._controllens[:count] = _CONTROL_STRIDE
         self._vlen = SUPER_VLEN if sum(lengths) >= SUPER_MIN_BYTES * count else SLOTS
         if not any(coalesced):
@@ -123,11 +132,13 @@ class Receiver:
             sizes = self._gro_sizes[:count].tolist()
             if not all(coalesced):
                 sizes = [size if together else 0 for size, together in zip(sizes, coalesced, strict=True)]
-        if lengths.count(lengths[0]) == count and sizes.count(sizes[0]) == count:
+        marked = self._marked(count, coalesced) if self._marks else coalesced
+        alike = lengths.count(lengths[0]) == count and sizes.count(sizes[0]) == count
+        if alike and marked.count(marked[0]) == count:
             return self._fill(((0, count, lengths[0], coalesced[0]),), path, clock_offset)
         runs: list[tuple[int, int, int, bool]] = []
         slot = 0
-        for (length, size), run in groupby(zip(lengths, sizes, strict=True)):
+        for (length, size, _), run in groupby(zip(lengths, sizes, marked, strict=True)):
             messages = len(list(run))
             runs.append((slot, messages, length, size > 0))
             slot += messages
@@ -156,6 +167,8 @@ class Receiver:
                 self.dropped_length += total
                 continue
             slab.size, slab.count, slab.path = size, count, path
+            if self._marks:
+                slab.marked = bool(self._services[int(coalesced), slot] & Ecn.CE == Ecn.CE)
             slab.received_at = seconds - clock_offset + nanoseconds * 1e-9
             datagrams += total
             nbytes += length * messages
@@ -163,6 +176,12 @@ class Receiver:
         self.datagrams += datagrams
         self.bytes += nbytes
         return slabs
+
+    def _marked(self, count: int, coalesced: list[bool]) -> list[bool]:
+        """Which of the first messages' datagrams carry a congestion mark."""
+        bits = np.where(coalesced, self._services[1, :count], self._services[0, :count])
+        marked: list[bool] = (bits & Ecn.CE == Ecn.CE).tolist()
+        return marked
 
     def _slab(self, slot: int) -> Slab:
         slab = Slab(self.arena, slot * SLOT_BYTES, SLOT_BYTES, 0, 0, 0, 0, 0.0, self._source_in_run(slot))

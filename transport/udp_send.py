@@ -27,7 +27,7 @@ from dblp.errors import ClosedError, ConfigError
 from dblp.transport import libc
 from dblp.transport.burst import TRAIN_BURSTS, Train
 from dblp.transport.libc import MSG_DONTWAIT
-from dblp.transport.port import Address, Burst
+from dblp.transport.port import Address, Burst, Ecn
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ fit."""
 
 DSCP = (48, 34, 18, 8)
 """DSCP of class 0 to 3: CS6 (network control: critical chunks and feedback), AF41, AF21, CS1 (lower effort,
-lost first where switches look). RFC 4594, RFC 8622. The ECN bits stay 0 (not ECT): nothing here answers to a
-CE mark yet."""
+lost first where switches look). RFC 4594, RFC 8622. The ECN bits beside it are the congestion control's choice."""
 
 GSO_REFUSED = frozenset({errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 MMSG_REFUSED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP})
@@ -97,8 +96,9 @@ class Template:
 
     __slots__ = ("block", "control", "control_bytes", "name", "name_bytes", "pointer")
 
-    def __init__(self, address: Address, cls: int, segment: int, family: int) -> None:
-        name, control = libc.encode_sockaddr(address, family), encode_control(cls, segment, family)
+    def __init__(self, address: Address, cls: int, segment: int, family: int, ecn: Ecn) -> None:
+        name = libc.encode_sockaddr(address, family)
+        control = encode_control(cls, segment, family, ecn)
         self.block = bytearray(_TEMPLATE_BYTES)
         self.pointer = ctypes.addressof(ctypes.c_char.from_buffer(self.block))
         self.name, self.name_bytes = self.pointer + _NAME_AT, len(name)
@@ -128,10 +128,10 @@ class TrainTemplate:
         self.pointer = libc.address_of(self.words)
 
 
-def encode_control(cls: int, segment: int, family: int) -> bytes:
-    """Control messages of a burst: the class's DSCP, and UDP_SEGMENT if ``segment`` is not 0 (48 bytes at
+def encode_control(cls: int, segment: int, family: int, ecn: Ecn = Ecn.NOT_ECT) -> bytes:
+    """Control messages of a burst: the class's DSCP and the ECN bits, and UDP_SEGMENT if ``segment`` is not 0 (48 bytes at
     most)."""
-    tos = (DSCP[cls] << 2).to_bytes(4, "little")
+    tos = (DSCP[cls] << 2 | ecn).to_bytes(4, "little")
     if family == socket.AF_INET6:
         control = libc.encode_cmsg(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, tos)
     else:
@@ -142,9 +142,11 @@ def encode_control(cls: int, segment: int, family: int) -> bytes:
 
 
 class Sender:
-    """Sends bursts on one socket. ``way`` only ever falls; ``fallbacks`` counts the calls given up."""
+    """Sends bursts on one socket. ``way`` only ever falls; ``fallbacks`` counts the calls given up. ``ecn``: of all that it
+    sends."""
 
-    def __init__(self, sock: socket.socket, way: Way, calls: libc.Calls) -> None:
+    def __init__(self, sock: socket.socket, way: Way, calls: libc.Calls, ecn: Ecn = Ecn.NOT_ECT) -> None:
+        self._ecn = ecn
         self._fd = sock.fileno()
         self._family = sock.family
         self._sendmsg, self._sendmmsg = calls.sendmsg, calls.sendmmsg
@@ -195,7 +197,7 @@ class Sender:
         if ready is None:
             if len(self._trains) >= MAX_TEMPLATES:
                 self._trains.clear()
-            template = Template(train.address, train.cls, train.segment, self._family)
+            template = Template(train.address, train.cls, train.segment, self._family, self._ecn)
             ready = self._trains[key] = TrainTemplate(template, train)
         self.syscalls += 1
         count = self._sendmmsg(self._fd, ready.pointer, train.bursts, MSG_DONTWAIT)
@@ -229,7 +231,7 @@ class Sender:
     def _template(self, burst: Burst, segment: int) -> Template:
         if len(self._templates) >= MAX_TEMPLATES:
             self._templates.clear()
-        template = Template(burst.address, burst.cls, segment, self._family)
+        template = Template(burst.address, burst.cls, segment, self._family, self._ecn)
         self._templates[burst.address, burst.cls, segment] = template
         return template
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dblp.errors import ConfigError
 from dblp.transport import libc, netif
 from dblp.transport.config import TransportConfig
+from dblp.transport.congestion import REGISTRY
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ def bind(choice: netif.Choice, config: TransportConfig) -> socket.socket:
             raise ConfigError(
                 "this kernel gives no receive timestamps (SO_TIMESTAMPNS), which the transport needs"
             )
+        if REGISTRY[config.congestion].ecn:
+            _report_marks(sock)
         _try(sock, libc.SOL_UDP, libc.UDP_GRO, 1)  # without it, single datagrams take the same path
         sock.bind(netif.sockaddr(choice.host, 0, choice.family))
     except OSError as error:
@@ -91,6 +94,14 @@ def _set_path_options(sock: socket.socket) -> None:
     else:
         sock.setsockopt(socket.IPPROTO_IP, libc.IP_MTU_DISCOVER, libc.PMTUDISC_DO)
         sock.setsockopt(socket.IPPROTO_IP, libc.IP_RECVERR, 1)
+
+
+def _report_marks(sock: socket.socket) -> None:
+    """Have each received message come with the ECN bits of its datagrams (GRO joins only those that have the same)."""
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, libc.IPV6_RECVTCLASS, 1)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, libc.IP_RECVTOS, 1)
 
 
 def _set_buffers(sock: socket.socket, config: TransportConfig) -> None:
