@@ -183,6 +183,10 @@ class Policy:
             raise ConfigError(
                 f"critical_share={self.critical_share!r}: at most {MAX_CRITICAL_SHARE:g} of the chunks may be critical"
             )
+        if self.critical_share and self.tags is Tags.NONE:
+            raise ConfigError(
+                f"critical_share={self.critical_share:g} without tags: say by which value, as in tags=Tags.MAGNITUDE"
+            )
         if self.resync_rounds < 0:
             raise ConfigError(f"resync_rounds={self.resync_rounds!r}: a number of rounds, 0 for never")
 

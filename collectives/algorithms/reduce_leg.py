@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from dblp.collectives.algorithms.grid import runs, segment_chunks, spec
 from dblp.collectives.algorithms.sinks import AddSink, RingSink
+from dblp.collectives.priority import Classes, Tagger
 from dblp.collectives.reduction import Reducer, energy
 from dblp.collectives.round import Round
 from dblp.transport.message import MessageSpec, OnChunks, Received
-from dblp.transport.policy import Policy
+from dblp.transport.policy import Policy, Tags
 
 Array = npt.NDArray[Any]
 
@@ -51,8 +52,23 @@ def post_reduce_leg(
     for peer in round_.peers():
         part = contributions.get(peer)
         if part is not None and part.size:
-            weight = energy(part, reducer.dtype) if policy.lossy else 0.0
-            round_.send(peer, REDUCE_STEP, part, spec(part.nbytes, chunk, policy), energy=weight)
+            weight, classes = (
+                _weigh(round_, peer, part, reducer, policy, chunk) if policy.lossy else (0.0, None)
+            )
+            message = spec(part.nbytes, chunk, policy)
+            round_.send(peer, REDUCE_STEP, part, message, energy=weight, classes=classes)
+
+
+def _weigh(
+    round_: Round, peer: int, part: Array, reducer: Reducer, policy: Policy, chunk: int
+) -> tuple[float, Classes | None]:
+    """Energy of a contribution, and the classes of its chunks."""
+    if policy.tags is Tags.NONE:
+        return energy(part, reducer.dtype), None
+    per_chunk = chunk // part.itemsize
+    seed = (round_.endpoint.config.seed, round_.number, round_.rank, peer)
+    tagger, chunks = Tagger(part, reducer.dtype, per_chunk, policy, seed=seed), -(-part.size // per_chunk)
+    return tagger.energy(0, chunks), tagger.classes(0, chunks)
 
 
 def _post_pair(round_: Round, own: Array, reducer: Reducer, message: MessageSpec, on_final: OnChunks) -> None:

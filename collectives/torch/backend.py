@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from dblp.collectives.carry import Residual
 from dblp.collectives.group import Group
+from dblp.collectives.priority import Priority
 from dblp.collectives.session import Session
 from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
 from dblp.collectives.torch.monitor import monitored_barrier
@@ -155,10 +156,17 @@ class DblpProcessGroup(dist.ProcessGroup):
         return self._allreduce("all_reduce_coalesced", tensors, opts)
 
     def allreduce_lossy(
-        self, tensor: torch.Tensor, policy: Policy, op: str = "avg", *, carry: Residual | None = None
+        self,
+        tensor: torch.Tensor,
+        policy: Policy,
+        op: str = "avg",
+        *,
+        carry: Residual | None = None,
+        priority: Priority | None = None,
     ) -> DblpWork:
         """Reduce a gradient under ``policy``, in place; the work's ``report`` says what is missing. ``carry``: what this rank
-        keeps of it for the next round of the same bucket; given on all ranks or on none.
+        keeps of it for the next round of the same bucket; given on all ranks or on none. ``priority``: what is known of the
+        bucket's chunks.
 
         Raises UnsupportedError for a lossy policy on a tensor that is not floating-point.
         """
@@ -171,7 +179,13 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
             return group.all_reduce(
-                item.array, op, policy=policy, carry=carry, timeout_s=timeout_s, dtype=item.dtype
+                item.array,
+                op,
+                policy=policy,
+                carry=carry,
+                priority=priority,
+                timeout_s=timeout_s,
+                dtype=item.dtype,
             )
 
         return self._start("all_reduce of a gradient", call, [item], None)

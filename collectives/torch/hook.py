@@ -35,6 +35,7 @@ from torch.optim import Optimizer
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.phases import Needs, Phase, Phases
+from dblp.collectives.priority import Priority
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
@@ -43,7 +44,7 @@ from dblp.collectives.torch.plain import plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
 from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
-from dblp.transport.policy import Consistency, Policy
+from dblp.transport.policy import Consistency, Policy, Tags
 
 STATE_VERSION = 3
 """Of ``Attachment.state_dict``."""
@@ -72,6 +73,7 @@ class Attachment:
         self._carries = Carries(self._layouts.sizes)
         self._reports: deque[Report] = deque(maxlen=history)
         self._summary = Summary()
+        self._priorities: dict[tuple[str, ...], Priority] = {}
         self._lock = threading.Lock()  # rounds end on completion threads
         self._running: _Iteration | None = None
         self._iterations = 0
@@ -195,6 +197,15 @@ class Attachment:
         carry = self._carries.of(bucket.buffer(), layout, policy)
         self._running.launch(bucket.is_last())
         return self._running, layout, policy, carry
+
+    def priority_of(self, layout: BucketLayout, policy: Policy) -> Priority | None:
+        """What is known of a bucket's chunks; None if the policy does not tag them. Counts of what was missing start anew when
+        DDP makes its buckets anew."""
+        if policy.tags is Tags.NONE:
+            return None
+        if layout.names not in self._priorities:
+            self._priorities[layout.names] = Priority(layout)
+        return self._priorities[layout.names]
 
     def end_round(self, iteration: "_Iteration", report: Report | None) -> None:
         """A round has ended well; on a completion thread."""
@@ -327,7 +338,8 @@ def attach(
 def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     """Start the round of one bucket; DDP requires the parameter's name."""
     iteration, layout, policy, carry = state.begin_round(bucket)
-    work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry)
+    priority = state.priority_of(layout, policy)
+    work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
 
     def ended(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensor = future.value()[0]  # raises the round's error

@@ -252,6 +252,35 @@ def test_tags_in_all_algorithms(algorithm, world_size):
     assert {array.tobytes() for array in clean} == {array.tobytes() for array in untagged}
 
 
+@pytest.mark.parametrize("tags", [Tags.RANDOM, Tags.MAGNITUDE])
+def test_a_tagged_reduce_scatter(tags):
+    """Each rank's part is the sum of what arrived; of what a network with priorities lost, nothing was critical."""
+    parts = contributions(3, 3 * 9000, 4)
+
+    async def main():
+        net = DroppingNet(3, loss=1.0, chunk_bytes=512)
+        outputs = [np.zeros(9000, np.float32) for _ in range(3)]
+        policy = Policy(budget=0.3, tags=tags, critical_share=0.1)
+        reports = await asyncio.gather(
+            *(
+                Group(endpoint).reduce_scatter(output, part, policy=policy)
+                for endpoint, output, part in zip(net.endpoints, outputs, parts, strict=True)
+            )
+        )
+        return outputs, reports
+
+    outputs, reports = run_virtual(main())
+    for rank, (output, report) in enumerate(zip(outputs, reports, strict=True)):
+        wanted = np.zeros(9000, np.float32)
+        for peer, part in enumerate(parts):
+            own = part[rank * 9000 : (rank + 1) * 9000].copy()
+            for chunk in report.missing.get(peer, ()):
+                own[chunk * 128 : (chunk + 1) * 128] = 0
+            wanted += own
+        assert (output == wanted).all() and 0.2 < report.missing_share <= 0.3
+        assert (report.energy_lost < 0.95 * report.missing_share) == (tags is Tags.MAGNITUDE)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_types_and_averages(dtype):
     parts = contributions(3, 20_000, 4, dtype)

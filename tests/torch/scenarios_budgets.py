@@ -17,7 +17,7 @@ from dblp.collectives.budget import BudgetController, Budgets, EnergyCap, Interv
 from dblp.collectives.phases import Hold, LearningRateChange, Manual, Metric, NormChange, Phase, Schedule
 from dblp.collectives.torch.buckets import Layouts, layer_square_norms, square_norm
 from dblp.errors import ConfigError, MismatchError, UnsupportedError
-from dblp.transport.policy import Consistency
+from dblp.transport.policy import Consistency, Stop, Tags
 
 BUDGETS = Budgets(low=0.01, high=0.4)
 C, T = Phase.CRITICAL, Phase.TOLERANT
@@ -248,6 +248,29 @@ def drifting(rank, world_size, folder):
     restored = attach(_model(False), policy)
     restored.load_state_dict(_through_a_file(attachment.state_dict()))
     assert restored.summary == attachment.summary
+    dist.destroy_process_group()
+
+
+def tagged(rank, world_size, folder):
+    """Chunks are tagged by what the buckets hold, also after DDP has made them anew; all ranks end with the same gradients."""
+    _init(rank, world_size, folder)
+    model = _model(False)
+    policy = Policy(budget=0.4, stop=Stop.EAGER, tags=Tags.BOTH, critical_share=0.1)
+    attachment = attach(model, policy)
+    for iteration in range(5):
+        _iterate(model, rank, iteration)
+        _same_everywhere([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
+    known = attachment._priorities
+    names = {"body.weight", "middle.weight", "middle.bias", "head.weight", "head.bias"}
+    assert {name for bucket in known for name in bucket} == names
+    assert len(known) >= 2
+    for bucket, priority in known.items():
+        assert priority.layers.names == bucket and priority.layers.layer_count == 3
+        assert len(priority._streaks) > 0, "each bucket's rounds have used what is known of it"
+    attachment.policy = Policy(budget=0.4)
+    before = len(known)
+    _iterate(model, rank, 5)
+    assert len(known) == before, "a policy without tags needs none of it"
     dist.destroy_process_group()
 
 

@@ -13,7 +13,15 @@ from dblp.transport.policy import Bounded, Carry, CarryBound, Fill, Policy, Tags
 @pytest.mark.sockets
 @pytest.mark.parametrize(
     ("scenario", "world_size"),
-    [("phases", 2), ("resumed", 2), ("uneven", 2), ("drifting", 2), ("layouts", 2), ("misused", 2)],
+    [
+        ("phases", 2),
+        ("resumed", 2),
+        ("uneven", 2),
+        ("drifting", 2),
+        ("layouts", 2),
+        ("tagged", 2),
+        ("misused", 2),
+    ],
 )
 def test_attached(ranks, scenario, world_size):
     ranks(scenario, world_size)
