@@ -564,7 +564,8 @@ class Core:
 
     def _window_bytes(self, now: float) -> int:
         """Credit of one peer: the buffer's share among the peers that are sending or are awaited, or have just sent: at the end
-        of a round all of them will start the next at once."""
+        of a round all of them will start the next at once. While none is, as when paths are asked for their round trip before the
+        first round, all will."""
         since = now - ACTIVE_S
         active = sum(
             1 for receiver in self.receivers.values() if receiver.messages or receiver.data_at > since
