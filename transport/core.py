@@ -578,11 +578,11 @@ class Core:
                 if path.unreported_bytes >= self._feedback_bytes or path.asked or path.due_at <= now:
                     grants, window = self._grants(receiver), self._window_bytes(now)
                     self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
+                    asked = path.asked
                     payloads = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
                     for at, payload in enumerate(payloads):
-                        # Copies are there because answers were lost: any path but this one may do better.
-                        way = None if payload in payloads[:at] else index
-                        sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=way, about=index))
+                        for way in sender.feedback_ways(index, asked=asked, again=payload in payloads[:at]):
+                            sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=way, about=index))
 
     def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
         grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]

@@ -84,6 +84,7 @@ class SendPath:
         self.alive = True
         self.proved = True  # by the handshake
         self.answered_at = -1.0  # when the newest datagram that is known to have arrived was sent
+        self.asked_at = -1.0  # when it was last asked about, to see whether it answers
         self.progress_at = -1.0  # when that was last heard of
         self.back_at = float("-inf")  # when it answered after it had been left
         self.times_left = 0
@@ -190,6 +191,12 @@ class SendPath:
         newest = self.answered_at + ECHO_TICK_S
         flying = (f.sent_at for space in self.spaces for f in space.flights if f.sent_at > newest)
         return min(flying, default=float("inf"))
+
+    def in_question(self, since: float) -> bool:
+        """Something was sent or asked on it after ``since``: its answer will tell whether it lives."""
+        return self.asked_at > since or any(
+            space.flights[-1].sent_at > since for space in self.spaces if space.flights
+        )
 
     def silent_at(self) -> float:
         """When the path will have been silent for a timeout; infinity if nothing waits for an answer."""

@@ -24,7 +24,7 @@ from dblp.transport.flight import Control, Flight, SendSpace, full_mask
 from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.base import ANY_CHUNKS, PathChoice
-from dblp.transport.paths.peer_paths import PathState, PeerPaths
+from dblp.transport.paths.peer_paths import PROBES_A_TIMEOUT, PathState, PeerPaths
 from dblp.transport.paths.spray import SprayChoice
 from dblp.transport.port import Address, Burst, Bytes
 from dblp.transport.send_path import HEAVY_LOSS, SendPath
@@ -444,14 +444,14 @@ class PeerSender:
         return Burst(buffer.control[:at], at, path.path, cls, path.address, buffer.control_pointer)
 
     def _control_path(self, control: Control) -> SendPath:
-        """The path that it names, unless that is left (only probes take it then); else the next in turn."""
+        """The path that it names, unless that is left (only probes and answers to them take it then); else the next in turn."""
         several = self._several
         if several is None:
             return self.paths[0]
         if control.path is None:
             return several.next_control()
         path = self.paths[control.path]
-        return path if path.alive or control.type is Type.PING else several.main
+        return path if path.alive or control.type in (Type.PING, Type.FEEDBACK) else several.main
 
     def _put_control(self, control: Control, path: SendPath, at: int, now: float) -> int:
         """Write a record of a bundle at ``at``; returns where it ends."""
@@ -726,6 +726,8 @@ class PeerSender:
         probes = self._questions(path)
         if probes:
             copies = PROBE_COPIES if path.loss_share > HEAVY_LOSS else min(path.probes + 1, PROBE_COPIES)
+            if self._several is not None:
+                copies = max(1, min(copies, PROBES_A_TIMEOUT // max(len(self._several.living), 1)))
             for probe in probes:
                 probe.copies = copies
             self.control.extend(probes * copies)
@@ -775,6 +777,16 @@ class PeerSender:
             if self._several is not None and mask >> path.path & 1 and self._several.may_leave(path):
                 self._leave(self._several, path, now)
 
+    def feedback_ways(self, path_id: int, *, asked: bool, again: bool) -> tuple[int | None, ...]:
+        """The paths for feedback that speaks of one; None: any that lives. It goes back on that path, but a copy, which is there
+        because answers were lost, anywhere. Of a path that we have left, the answer to a question goes both ways: the
+        peer may have left all the others."""
+        if again:
+            return (None,)
+        if self.paths[path_id].alive:
+            return (path_id,)
+        return (None, path_id) if asked else (None,)
+
     def _hear(
         self, several: PeerPaths, path: SendPath, feedback: wire.Feedback, news: bool, now: float
     ) -> None:
@@ -799,11 +811,12 @@ class PeerSender:
 
     def _suspect(self, several: PeerPaths, path: SendPath, now: float) -> None:
         """A path is silent: have others say whether it is the path or the peer."""
-        path.probe_at = min(path.probe_at, max(path.silent_at(), now + path.rto / 4))
-        if path.silent_at() > now:
+        verdict_at = path.silent_at()
+        if verdict_at > now:  # it answered, but in another class
+            path.probe_at = min(path.probe_at, verdict_at)
             return
         several.suspects.add(path)
-        self.control.extend(Control(Type.PING, 0, path=other.path) for other in several.witnesses(path))
+        self.control.extend(Control(Type.PING, 0, path=other.path) for other in several.witnesses(path, now))
 
     def _condemn(self, several: PeerPaths, path: SendPath, now: float) -> None:
         """Our own verdict: leave the path, and tell the peer."""

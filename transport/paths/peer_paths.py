@@ -27,6 +27,8 @@ LOSSY = 0.02
 """Share of lost datagrams above which control takes another path."""
 LOOKS = 4
 """Paths that are looked at for it."""
+PROBES_A_TIMEOUT = 16
+"""Copies of a question that silent paths send together in a timeout, where there are fewer of them."""
 HasRoom = Callable[[Outgoing, SendPath, float, int], bool]
 """``has_room(message, path, now, most_chunks)``: it is worth to send what the message has next on this path now."""
 
@@ -146,15 +148,20 @@ class PeerPaths:
         path.leave(now)
         self.choice.on_left(path.path, now=now)
 
-    def witnesses(self, path: SendPath) -> list[SendPath]:
+    def witnesses(self, path: SendPath, now: float) -> list[SendPath]:
         """Paths to ask as well when this one is silent: two living ones in turn at first, twice as many each time after, and from
-        the second time on those that were left: where all living ones are silent, one of them may have come back."""
+        the second time on those that were left: where all living ones are silent, one of them may have come back. None that
+        has something in flight anyway: where all are silent together, each is asked once a timeout."""
+        since = now - path.rto
         others = [other for other in self.living if other is not path]
         most = min(len(others), 1 << min(path.probes, 6))
         self._turn += most
         asked = [others[(self._turn + step) % len(others)] for step in range(most)]
         if path.probes > 1:
             asked += [other for other in self._used if other.proved and not other.alive]
+        asked = [other for other in asked if not other.in_question(since)]
+        for other in asked:
+            other.asked_at = now
         return asked
 
     def _lend_rtt(self, path: SendPath) -> None:
