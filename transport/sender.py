@@ -541,6 +541,8 @@ class PeerSender:
         self._detect_loss(path, now)
         if not any(space.flights for space in path.spaces):
             path.probe_at = float("inf")
+            if self._whole:
+                self._end_behind_repairs(path)
 
     def _on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> bool:
         """Acknowledge what the report names; True if there was anything new."""
@@ -673,6 +675,13 @@ class PeerSender:
         if message.all_sent and not message.repairable:
             message.end_due.append(path.path)
             self._wake(message)
+
+    def _end_behind_repairs(self, path: SendPath) -> None:
+        """Repairs have arrived and nothing else is in flight. Where they met a bound before all that was lost had been sent again,
+        nobody has said END since, and the receiver waits for it."""
+        for message in self.messages.values():
+            if len(message.lost):
+                self._end_again(message, path)
 
     def on_final(self, message_id: int, final: wire.Final, now: float) -> None:
         """The receiver's last word on a message."""
