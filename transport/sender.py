@@ -677,7 +677,7 @@ class PeerSender:
             self._wake(message)
 
     def _end_behind_repairs(self, path: SendPath) -> None:
-        """Repairs have arrived and nothing else is in flight. Where they met a bound before all that was lost had been sent again,
+        """Repairs have arrived and nothing else is in flight. Where they met a bound before all that was lost was sent again,
         nobody has said END since, and the receiver waits for it."""
         for message in self.messages.values():
             if len(message.lost):
