@@ -16,6 +16,9 @@ ranks weighs a k-th of its norm. Where nothing was carried before and the algori
 part stands for the gradient's: it costs nothing. ``AGE``: what a round kept is dropped when the ``limit`` rounds after it did not
 deliver it.
 
+What is infinite or not a number (a gradient that overflowed, as with automatic loss scaling) is discarded at once under every
+bound, and a velocity restarts there: it would spoil all rounds to come.
+
 Deep gradient compression (Lin et al., arXiv 1712.01887, sections 3.2 and 3.3): with ``momentum`` m the rank contributes its
 velocity u = m u + g instead of g, and the optimiser adds none of its own; with ``masking`` the velocity of what was delivered
 restarts at zero. Differences from the paper: what is left behind is what the network lost, not what is small; the carry is
@@ -42,6 +45,8 @@ Layout = Sequence[tuple[str, int]]
 
 PIECE = 352
 """Elements that are dropped together: the float32 payload of a datagram of 1464 bytes, less six for the alignment."""
+_NO_WARNINGS = np.errstate(over="ignore", invalid="ignore")
+"""A gradient that overflows is a matter of those who train; numpy would warn of it once more."""
 STATE_VERSION = 1
 """Of ``CarryStore.state_dict``."""
 
@@ -56,6 +61,13 @@ class Account:
     """Their sum, in float64: what accounts add up to, over ranks and rounds."""
     energy: float = 0.0
     """Sum of squares."""
+
+    def __add__(self, other: Account) -> Account:
+        return Account(
+            elements=self.elements + other.elements,
+            total=self.total + other.total,
+            energy=self.energy + other.energy,
+        )
 
 
 NOTHING = Account()
@@ -129,6 +141,7 @@ class Residual:
                 f"carry with {op.name}: only sums and averages of gradients leave something to carry"
             )
 
+    @_NO_WARNINGS
     def begin(
         self, array: Array, kind: DType, rule: Carry | None, *, weigh: bool = False, contributes: bool = True
     ) -> None:
@@ -172,6 +185,7 @@ class Residual:
         pieces = self._ranks[first // PIECE : -(-stop // PIECE)]
         np.maximum(pieces, max(ranks, divisor), out=pieces)
 
+    @_NO_WARNINGS
     def settle(self, energy_sent: float = 0.0) -> tuple[Account, Account]:
         """The round has ended well: (carried, discarded). ``energy_sent``: sum of squares of what the algorithm sent in the
         reduce leg, if it has weighed it; of the average, if this rank contributed nothing."""
@@ -180,11 +194,8 @@ class Residual:
         rounding, self._rounding = self._rounding, None
         self.busy = False
         rule = self._rule
-        if rule is not None and rule.masking and self._velocity is not None:
-            if kept is None:
-                self._velocity = None
-            else:
-                self._velocity[kept == 0] = 0
+        if rule is not None and self._velocity is not None:
+            self._settle_velocity(self._velocity, kept, rule.masking)
         if kept is None and rounding is None:
             return NOTHING, NOTHING
         kept = self._zeros() if kept is None else kept
@@ -193,6 +204,7 @@ class Residual:
             kept += rounding
         if rule is None:
             return NOTHING, self._discard(kept)
+        spoiled = self._drop_spoiled(kept, before)
         if rule.bound is CarryBound.AGE:
             discarded = self._drop_old(kept, before, lost, int(rule.limit))
         else:
@@ -204,7 +216,7 @@ class Residual:
         carried = _account(self._layers[0] if len(self._layers) == 1 else self.values)
         if not carried.elements:
             self._layers = []
-        return carried, discarded
+        return carried, spoiled + discarded
 
     def abandon(self) -> None:
         """The round has failed: what was carried into it is gone with it."""
@@ -213,6 +225,16 @@ class Residual:
         self._kept = self._ranks = self._rounding = None
 
     # --- bounds
+
+    def _drop_spoiled(self, kept: Array, before: list[Array]) -> Account:
+        """Drop what is not finite, with its older parts; in place."""
+        spoiled = ~np.isfinite(kept)
+        if not spoiled.any():
+            return NOTHING
+        dropped = np.where(spoiled, kept, self.dtype.type(0))
+        for array in (kept, *before):
+            array[spoiled] = 0
+        return self._discard(dropped)
 
     def _drop_old(self, kept: Array, before: list[Array], lost: Bools | None, limit: int) -> Account:
         """Let what was not delivered grow a round older, and drop what is too old then."""
@@ -261,6 +283,16 @@ class Residual:
             self._velocity *= self.dtype.type(rule.momentum)
             self._velocity += gradient
         return self._velocity
+
+    def _settle_velocity(self, velocity: Array, kept: Array | None, masking: bool) -> None:
+        """Restart what was delivered, if it is masked, and what is not finite."""
+        if masking and kept is None:
+            self._velocity = None
+            return
+        restarts = ~np.isfinite(velocity)
+        if masking:
+            restarts |= kept == 0
+        velocity[restarts] = 0
 
     def _zeros(self) -> Array:
         return np.zeros(self.size, self.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -178,6 +180,37 @@ def test_half_types_carry_what_rounding_took():
     sent, carried, _ = losing(residual, np.array([1, 3, 5, 0], np.float16), [], FREE, half)
     assert sent.tolist() == [2048.0, 2052.0, 2052.0, 2048.0]
     assert residual.values.tolist() == [1.0, -1.0, 1.0, 0.0] and carried.elements == 3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("rule", [Carry(), FREE, Carry(bound=CarryBound.AGE, limit=3)])
+def test_what_overflowed_does_not_come_back(rule, momentum):
+    """An infinite gradient is discarded where it was lost; all else is carried as ever, also what is older."""
+    rule = replace(rule, momentum=momentum)
+    residual = Residual(3 * PIECE)
+    gradient = np.ones(3 * PIECE, np.float32)
+    losing(residual, gradient, [slice(0, PIECE)], rule)
+    spoiled = gradient.copy()
+    spoiled[[3, 7, 2 * PIECE]] = np.inf, -np.inf, np.nan
+    sent, carried, discarded = losing(residual, spoiled, [slice(0, PIECE)], rule)
+    assert not np.isfinite(sent[[3, 7]]).any() and np.isfinite(carried.energy)
+    assert discarded.elements == 2 or rule.bound is CarryBound.NORM
+    assert residual.values[3] == residual.values[7] == 0
+    sent, carried, discarded = losing(residual, gradient, [], rule)
+    assert np.isfinite(sent).all() and (sent[[3, 7]] == 1).all()
+    if rule.bound is not CarryBound.NORM:
+        assert (np.delete(sent[:PIECE], [3, 7]) >= 3).all()
+    assert (carried, discarded) == (Account(), Account())
+
+
+def test_a_carry_that_overflows_a_half_type_is_gone():
+    residual = Residual(2)
+    half = DTYPES["float16"]
+    losing(residual, np.array([60_000, 1], np.float16), [slice(0, 2)], FREE, half)
+    with np.errstate(over="ignore"):
+        sent, carried, discarded = losing(residual, np.array([60_000, 1], np.float16), [], FREE, half)
+    assert sent.tolist() == [np.inf, 2.0]
+    assert carried == Account() and discarded.elements == 1 and residual.empty
 
 
 def test_misuse_is_refused():
