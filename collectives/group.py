@@ -154,12 +154,14 @@ class Group:
         op: str | Op = "sum",
         *,
         policy: Policy | None = None,
+        carry: Residual | None = None,
         timeout_s: float | None = None,
         dtype: str | None = None,
     ) -> asyncio.Task[Report]:
         """Reduce each rank's part of ``input`` over all ranks into that rank's ``output``; ``input`` is left alone.
 
-        ``input``: one array of world_size parts, or a list of arrays, whose sizes may differ by rank.
+        ``input``: one array of world_size parts, or a list of arrays, whose sizes may differ by rank. ``carry``: as in
+        ``all_reduce``, of all parts one behind the other.
         """
         result = Buffer(output, "output", output=True)
         parts = Parts(input, self.world_size, "input", output=False)
@@ -175,26 +177,36 @@ class Group:
             sizes=_sizes(parts),
         )
         reducer = Reducer(kind, operation, self.world_size)
-        contributions = {rank: part for rank, part in enumerate(parts.flats) if rank != self.rank}
+        flats, carrying, keep = parts.flats, None, None
+        if carry is not None:
+            whole = np.concatenate(parts.flats)  # with what is carried added, ``input`` must not change
+            carrying = Carrying(carry, whole, call, self.rank, self.world_size)
+            starts = np.cumsum([0, *parts.sizes])
+            flats = np.split(whole, starts[1:-1])
+            keep = _kept_at(carry, starts.tolist())
+        contributions = {rank: part for rank, part in enumerate(flats) if rank != self.rank}
         own = (
             np.empty_like(result.flat) if overlaps(result.flat, list(contributions.values())) else result.flat
         )
 
         def post(round_: Round) -> None:
-            np.copyto(own, parts.flats[self.rank])
+            if carrying is not None:
+                round_.carries = carrying.keeps
+                carrying.begin()
+            np.copyto(own, flats[self.rank])
             if self.world_size == 1:
                 reducer.finish(own)
             else:
-                largest = max(part.nbytes for part in parts.flats)
-                chunk = chunk_bytes(largest, round_.endpoint.max_chunk_bytes, call.policy)
-                post_reduce_leg(round_, own, contributions, reducer, call.policy, chunk, _ignore)
+                largest = max(part.nbytes for part in flats)
+                chunk = chunk_bytes(largest, round_.endpoint.max_chunk_bytes, policy)
+                post_reduce_leg(round_, own, contributions, reducer, policy, chunk, _ignore, keep)
 
         def finish() -> None:
             if own is not result.flat:
                 np.copyto(result.flat, own)
             result.restore()
 
-        return self._start(call, parts.nbytes, timeout_s, post, finish)
+        return self._start(call, parts.nbytes, timeout_s, post, finish, carrying)
 
     def reduce(
         self,
@@ -523,6 +535,11 @@ async def _restored(task: asyncio.Task[int], buffer: Buffer) -> int:
     source = await task
     buffer.restore()
     return source
+
+
+def _kept_at(carry: Residual, starts: Sequence[int]) -> Callable[[int, int, Array], None]:
+    """Keeps what did not reach a peer, whose part begins at ``starts[peer]``."""
+    return lambda peer, first, values: carry.keep(starts[peer] + first, values)
 
 
 def _ignore(first: int, count: int) -> None:

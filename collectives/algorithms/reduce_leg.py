@@ -12,6 +12,8 @@ known when its message has ended, so a window would stop all peers at the first 
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,11 +25,13 @@ from dblp.collectives.algorithms.sinks import AddSink, RingSink
 from dblp.collectives.priority import Classes, Tagger
 from dblp.collectives.reduction import Reducer, energy
 from dblp.collectives.round import Round
-from dblp.transport.message import MessageSpec, OnChunks, Received
+from dblp.transport.message import MessageSpec, OnChunks, Received, Sent
 from dblp.transport.policy import Policy, Tags
 
 Array = npt.NDArray[Any]
 
+OnLost = Callable[[int, int, Array], None]
+"""``on_lost(peer, first, values)``: these elements of the peer's part, from ``first`` on, did not reach it."""
 REDUCE_STEP = 0
 """Step of the messages of this leg."""
 
@@ -40,9 +44,11 @@ def post_reduce_leg(
     policy: Policy,
     chunk: int,
     on_final: OnChunks,
+    keep: OnLost | None = None,
 ) -> None:
     """Post one reduce leg. ``own``: the shard that this rank owns, 1-D, filled with its contribution, reduced in place;
-    ``contributions``: for each peer, this rank's part of that peer's shard. Empty shards exchange nothing."""
+    ``contributions``: for each peer, this rank's part of that peer's shard. Empty shards exchange nothing. ``keep`` is told of
+    what did not reach a peer; the contributions must stay as they are until the round is over."""
     if own.size:
         message = spec(own.nbytes, chunk, policy)
         if round_.world_size == 2:
@@ -56,7 +62,22 @@ def post_reduce_leg(
                 _weigh(round_, peer, part, reducer, policy, chunk) if policy.lossy else (0.0, None)
             )
             message = spec(part.nbytes, chunk, policy)
-            round_.send(peer, REDUCE_STEP, part, message, energy=weight, classes=classes)
+            sending = round_.send(peer, REDUCE_STEP, part, message, energy=weight, classes=classes)
+            if keep is not None and message.budget:
+                sending.done.add_done_callback(functools.partial(_tell_lost, round_, keep, peer, part, chunk))
+
+
+def _tell_lost(
+    round_: Round, keep: OnLost, peer: int, part: Array, chunk: int, done: asyncio.Future[Sent]
+) -> None:
+    if done.cancelled() or done.exception() is not None or round_.error is not None:
+        return
+    per_chunk = chunk // part.itemsize
+    try:
+        for first, count in runs(done.result().missing):
+            keep(peer, first * per_chunk, part[first * per_chunk : (first + count) * per_chunk])
+    except Exception as error:  # the loop must not see it: the round reports it to its caller
+        round_.fail(error)
 
 
 def _weigh(

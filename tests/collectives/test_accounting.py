@@ -145,6 +145,37 @@ def test_over_a_lossy_network(algorithm, loss, stop):
     assert any(report.carried.elements for book in books for report in book.reports)
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_reduce_scatter_carries(world_size, uneven):
+    """Its one leg; the input is left alone."""
+    sizes = [3000 + 500 * rank * uneven for rank in range(world_size)]
+    borders = np.cumsum(sizes)[:-1]
+
+    async def member(group):
+        residual = Residual(sum(sizes))
+        contributed, delivered, lost = np.zeros(sum(sizes)), np.zeros(sizes[group.rank]), 0
+        for number in range(3):
+            gradient = (
+                np.random.default_rng([number, group.rank]).integers(-8, 9, sum(sizes)).astype(np.float32)
+            )
+            output, before = np.empty(sizes[group.rank], np.float32), gradient.copy()
+            source = np.split(gradient, borders) if uneven else gradient
+            policy = Policy(budget=0.4, carry=Carry(bound=CarryBound.NONE))
+            report = await group.reduce_scatter(output, source, policy=policy, carry=residual)
+            assert (gradient == before).all()
+            contributed += gradient
+            delivered += output
+            lost += report.missing_chunks
+        return contributed, delivered, residual.values, lost
+
+    results = run_memory(member, world_size, seed=2, loss=1.0, chunk_bytes=512)
+    delivered = np.concatenate([delivered for _, delivered, _, _ in results])
+    contributed, carried = (total(result[index] for result in results) for index in (0, 2))
+    assert (delivered + carried == contributed).all()
+    assert carried.any() and all(lost for *_, lost in results)
+
+
 def test_without_a_residual_nothing_is_carried():
     policy = Policy(budget=0.5, carry=Carry())
 
