@@ -47,7 +47,7 @@ def test_a_sample_near_it_proves_that_it_holds():
 
 
 def test_a_probe_lowers_it_and_raises_it_only_when_it_was_not_seen_for_long():
-    least = seen(QUEUED_S)
+    least = seen(1e-3)
     feed(least, 3e-3, 1e-3, 0.053)
     assert least.probing
     least.update(LEAST_S, 0.054)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Protocol
 
 
@@ -36,3 +37,9 @@ class CongestionControl(Protocol):
 
     def pacing_bps(self) -> float:
         """Bits per second at which bursts should leave; 0: as acknowledgements come."""
+
+
+def heavy_loss(lost: float, total: float, share: float) -> bool:
+    """More datagrams of ``total`` were lost than random loss of ``share`` explains: three standard deviations more."""
+    expected = share * total
+    return lost > expected + 3.0 * math.sqrt(expected)

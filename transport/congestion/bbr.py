@@ -75,12 +75,13 @@ class BbrControl:
         self.bandwidth_bps = 0.0
         """Estimate of the path's bandwidth, bits of UDP payload per second; 0 before the first sample."""
         self._least = LeastRoundTrip()
+        self._window_before = 0.0  # PROBE_RTT
         self.mode = Mode.STARTUP
         self._pacing_gain = HIGH_GAIN
         self._window_gain = HIGH_GAIN
         self._delivered = 0
         self._history: deque[tuple[float, int, bool]] = deque()  # (now, delivered, application limited)
-        self._limited_until = 0  # delivered bytes up to which samples are the application's pace
+        self._limited_until = -1  # delivered bytes up to which samples are the application's pace
         self._rounds = 0
         self._round_end = 0
         self._best: deque[tuple[int, float]] = deque()  # (round, bits per second), falling: maximum first
@@ -123,6 +124,11 @@ class BbrControl:
     # --- estimates
 
     @property
+    def _limited(self) -> bool:
+        """What leaves now, leaves at the application's pace."""
+        return self._delivered <= self._limited_until
+
+    @property
     def min_rtt_s(self) -> float:
         """Estimate of the path's least round trip, seconds; infinite before the first sample."""
         return self._least.value_s
@@ -132,7 +138,7 @@ class BbrControl:
         history, sent_at = self._history, now - rtt_s
         while len(history) > 1 and history[1][0] <= sent_at:
             history.popleft()
-        history_at, delivered, limited = history[0] if history else (sent_at, 0, False)
+        history_at, delivered, limited = history[0] if history else (sent_at, 0, self._limited)
         began = delivered >= self._round_end
         if began:
             self._round_end = self._delivered
@@ -140,7 +146,7 @@ class BbrControl:
         # What was acknowledged before a pause says nothing of it: the span is a round trip at most where that is older.
         span = min(max(now - history_at, rtt_s), max(2.0 * rtt_s, 1e-6)) if history else rtt_s
         self._note_bandwidth(8.0 * (self._delivered - delivered) / max(span, 1e-6), limited)
-        history.append((now, self._delivered, self._delivered < self._limited_until))
+        history.append((now, self._delivered, self._limited))
         return began
 
     def _note_bandwidth(self, bps: float, limited: bool) -> None:
@@ -196,12 +202,19 @@ class BbrControl:
             self._pacing_gain = CYCLE_GAINS[self._phase]
 
     def _probe_rtt(self, ended: bool, now: float) -> None:
+        """Enter and leave PROBE_RTT; the window is what it was afterwards."""
         if self._least.probing:
+            if self.mode is not Mode.PROBE_RTT:
+                self._window_before = self.window_bytes
             self.mode = Mode.PROBE_RTT
             self._pacing_gain = 1.0
-        elif ended and self._full_rounds >= FULL_ROUNDS:
+            return
+        if not ended:
+            return
+        self.window_bytes = max(self.window_bytes, self._window_before)
+        if self._full_rounds >= FULL_ROUNDS:
             self._enter_probe_bw(now)
-        elif ended:
+        else:
             self.mode = Mode.STARTUP
             self._pacing_gain = self._window_gain = HIGH_GAIN
 

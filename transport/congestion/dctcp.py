@@ -15,18 +15,18 @@ Differences from RFC 8257:
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from dblp.transport.config import TransportConfig
+from dblp.transport.congestion.base import heavy_loss
 
 GAIN = 1.0 / 16.0
 """RFC 8257's g, the weight of the newest window in alpha."""
 INITIAL_WINDOW_BYTES = 64 * 1024
 """One burst, as in ``delay``."""
 MAX_WINDOW_BYTES = 64 * 1024 * 1024
-LOSS_SHARE = 0.02
-"""Loss of a window that is taken for random: twice what bad Ethernet does, half of what a full queue loses to slow start."""
+LOSS_SHARE = 0.05
+"""Loss of a window that is taken for random, as in ``delay``."""
 PACED_RTT_S = 2e-3
 """Round trip above which portions are paced: a queue would see them as one burst."""
 PORTIONS = 8
@@ -81,9 +81,8 @@ class DctcpControl:
     def on_lost(self, lost_bytes: int, *, now: float) -> None:
         """Halve if a window lost more than random loss explains."""
         self._lost += lost_bytes
-        datagrams = (self._acked + self._lost) / self._datagram
-        expected = max(datagrams, self._window_end / self._datagram) * LOSS_SHARE
-        if self._lost / self._datagram > expected + 3.0 * math.sqrt(expected) and not self._reduced:
+        seen = max(self._acked + self._lost, self._window_end)
+        if not self._reduced and heavy_loss(self._lost / self._datagram, seen / self._datagram, LOSS_SHARE):
             self._slow_start = False
             self._reduce(0.5)
 

@@ -21,6 +21,7 @@ from collections import deque
 from typing import ClassVar
 
 from dblp.transport.config import TransportConfig
+from dblp.transport.congestion.base import heavy_loss
 from dblp.transport.congestion.round_trip import LeastRoundTrip
 
 INITIAL_WINDOW_BYTES = 64 * 1024
@@ -53,7 +54,8 @@ a queue delays them all."""
 PACED_RTT_S = 2e-3
 """Round trip from which bursts are paced: shorter ones are not worth a timer."""
 SMALL_WINDOW_BYTES = 256 * 1024
-"""Windows below this leave in portions: a whole window at once, its answers at once, would be a queue that comes and goes."""
+"""Windows below this, and paced ones, leave in portions: a whole window at once, its answers at once, would be a queue that
+comes and goes."""
 PORTIONS = 4
 """The least number of them."""
 PATIENCE_ROUND_TRIPS = 32.0
@@ -121,11 +123,12 @@ class DelayControl:
         if self.competing:
             self._decrease(LOSS_DECREASE, now)
             return
-        if self._lost + self._acked < self.window_bytes / 2:
+        total = self._lost + self._acked
+        if total < self.window_bytes / 2:
             return
-        share = self._lost / (self._lost + self._acked)
+        heavy = heavy_loss(self._lost / self._datagram, total / self._datagram, LOSS_SHARE)
         self._lost = self._acked = 0
-        if share > LOSS_SHARE and self._rtt > self._known + LOSS_DELAY_S:
+        if heavy and self._rtt > self._known + max(LOSS_DELAY_S, self._near_s):
             self._slow_start = False
             self._decrease(LOSS_DECREASE, now)
 
@@ -177,4 +180,5 @@ class DelayControl:
 
     def _set_window(self, window_bytes: float) -> None:
         self.window_bytes = min(max(window_bytes, self._floor), MAX_WINDOW_BYTES)
-        self.quantum_bytes = self.window_bytes / PORTIONS if window_bytes < SMALL_WINDOW_BYTES else math.inf
+        apart = self.window_bytes < SMALL_WINDOW_BYTES or self._rtt >= PACED_RTT_S
+        self.quantum_bytes = self.window_bytes / PORTIONS if apart else math.inf

@@ -15,7 +15,9 @@ MOST_LIFE_S = 10.0
 """BBR's life of the least round trip: routes change. Without one so low for so long, it may rise."""
 LEAST_LIFE_S = 0.5
 FIRST_LIFE_S = 0.05
-"""Life of the first estimate; the next ones live twice as long each, up to what follows from the limits above."""
+"""Life of the first estimate; the next ones live twice as long each, up to what follows from the other limits."""
+FIRST_LIFE_ROUND_TRIPS = 50.0
+"""The same in round trips, where that is longer: a probe costs three or four of them."""
 LIFE_ROUND_TRIPS = 500.0
 """Life in round trips, between the least and the most."""
 PROBE_SHARE = 0.02
@@ -64,4 +66,4 @@ class LeastRoundTrip:
     def life_s(self) -> float:
         """How long the value stands before it is probed for."""
         life_s = min(max(LIFE_ROUND_TRIPS * self.value_s, LEAST_LIFE_S), MOST_LIFE_S)
-        return min(life_s, max(self._most_life_s, 10.0 * self.value_s))
+        return min(life_s, max(self._most_life_s, FIRST_LIFE_ROUND_TRIPS * self.value_s))
