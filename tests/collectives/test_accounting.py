@@ -176,6 +176,28 @@ def test_reduce_scatter_carries(world_size, uneven):
     assert carried.any() and all(lost for *_, lost in results)
 
 
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.1, 0.4])
+def test_replicas_step_alike(loss):
+    """C3, as training has it: parameters that take the same steps on all ranks are the same after every step; and the gather
+    leg's budget holds for the union of what the ranks miss. No rank's gradient has a zero, so a hole in the result shows."""
+    policy = Policy(budget=0.4, gather_budget=0.06, carry=Carry())
+
+    async def member(group):
+        residual, parameters, hashes, holes = Residual(20_000), np.zeros(20_000, np.float32), [], []
+        for number in range(5):
+            gradient = np.random.default_rng([number, group.rank]).random(20_000, np.float32) + 1.0
+            await group.all_reduce(gradient, "avg", policy=policy, carry=residual)
+            parameters -= np.float32(0.1) * gradient
+            hashes.append(parameters.tobytes())
+            holes.append(np.count_nonzero(gradient == 0) / gradient.size)
+        return hashes, holes
+
+    results = run_network(member, 4, seed=9, impair=f"loss({loss})" if loss else "")
+    hashes, holes = results[0]
+    assert all(other == hashes for other, _ in results)
+    assert max(holes) <= 0.06 and (max(holes) > 0.0) == (loss > 0.0)
+
+
 def test_without_a_residual_nothing_is_carried():
     policy = Policy(budget=0.5, carry=Carry())
 
