@@ -245,7 +245,7 @@ class Core:
 
     def _check_alive(self) -> None:
         if self.failed is not None:
-            raise ClosedError(f"this group failed earlier and cannot be used: {self.failed}") from self.failed
+            raise ClosedError(f"this group failed before and cannot be used: {self.failed}") from self.failed
 
     # --- verbs
 
