@@ -19,12 +19,12 @@ from tests.sim.flows import LAN, WAN, Share, beside_tcp, incast, lossy, two
 
 SCENARIOS: dict[str, Callable[[str], Share]] = {
     "loss": lambda control: lossy(control, LAN, warm_up_s=0.1, seconds=0.4),
-    "loss-wan": lambda control: lossy(control, WAN, warm_up_s=1.0, seconds=3.0),
+    "loss-wan": lambda control: lossy(control, WAN, warm_up_s=0.5, seconds=1.5),
     "two": lambda control: two(control, LAN, warm_up_s=0.3, seconds=0.5, apart_s=0.1),
     "incast": lambda control: incast(control, LAN, senders=16, warm_up_s=0.02, seconds=0.4),
-    "cubic": lambda control: beside_tcp(control, LAN, kind="cubic", warm_up_s=0.5, seconds=1.5),
-    "reno": lambda control: beside_tcp(control, LAN, kind="reno", warm_up_s=0.5, seconds=1.5),
-    "cubic-wan": lambda control: beside_tcp(control, WAN, kind="cubic", warm_up_s=3.0, seconds=6.0),
+    "cubic": lambda control: beside_tcp(control, LAN, kind="cubic", warm_up_s=0.3, seconds=0.7),
+    "reno": lambda control: beside_tcp(control, LAN, kind="reno", warm_up_s=0.3, seconds=0.7),
+    "cubic-wan": lambda control: beside_tcp(control, WAN, kind="cubic", warm_up_s=2.0, seconds=3.0),
 }
 CONTROLS = ("delay", "bbr", "dctcp", "fixed")
 

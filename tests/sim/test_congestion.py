@@ -30,7 +30,7 @@ def test_random_loss_leaves_nine_tenths_of_the_link(control):
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["delay", "bbr"])
 def test_random_loss_on_a_long_path_leaves_nine_tenths_of_the_link(control):
-    assert lossy(control, WAN, warm_up_s=1.0, seconds=3.0).total >= 0.9
+    assert lossy(control, WAN, warm_up_s=0.5, seconds=1.5).total >= 0.9
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_many_senders_to_one_receiver_soon_fill_the_link(control):
 @pytest.mark.slow
 @pytest.mark.parametrize("control", CONTROLS)
 def test_a_tcp_like_flow_beside_it_lives_and_lets_live(control):
-    share = beside_tcp(control, LAN, kind="cubic", warm_up_s=0.5, seconds=1.5)
+    share = beside_tcp(control, LAN, kind="cubic", warm_up_s=0.3, seconds=0.7)
     assert share.tcp > 0.02 and share.total > 0.02
     assert share.tcp + share.total >= 0.9
 
