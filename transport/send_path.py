@@ -166,6 +166,9 @@ class SendPath:
         self.loss_at = float("inf")
         self.next_send_at = 0.0
         self.congestion = make_congestion_control(self._config)
+
+    def forget_fates(self) -> None:
+        """What was lost when the path died, probes included, says nothing of the path that comes back."""
         self.acked_lately, self.lost_lately = 1.0, 0.0
         self.arrived = self.lost = 0.0
 

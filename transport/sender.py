@@ -430,7 +430,7 @@ class PeerSender:
             elif (
                 key in seen
                 or control.cls != cls
-                or (control.path is not None and control.path != path.path)
+                or not self._goes_by(control, path)
                 or at + HEADER_BYTES + len(control.payload) > self._datagram_bytes
             ):
                 break
@@ -452,6 +452,13 @@ class PeerSender:
             return several.next_control()
         path = self.paths[control.path]
         return path if path.alive or control.type in (Type.PING, Type.FEEDBACK) else several.main
+
+    @staticmethod
+    def _goes_by(control: Control, path: SendPath) -> bool:
+        """Whether a control datagram may share one that leaves on a path: with probes of a dead one it would be lost."""
+        if control.path is None:
+            return path.alive
+        return control.path == path.path and (path.alive or control.type in (Type.PING, Type.FEEDBACK))
 
     def _put_control(self, control: Control, path: SendPath, at: int, now: float) -> int:
         """Write a record of a bundle at ``at``; returns where it ends."""
@@ -790,7 +797,7 @@ class PeerSender:
         """The paths for feedback that speaks of one; None: any that lives. It goes back on that path, but a copy, which is there
         because answers were lost, anywhere. Of a path that we have left, the answer to a question goes both ways: the
         peer may have left all the others."""
-        if again:
+        if again or (self._several is not None and not self._several.uses(path_id)):
             return (None,)
         if self.paths[path_id].alive:
             return (path_id,)
@@ -803,7 +810,10 @@ class PeerSender:
         if not news:
             return
         age = max(wire.since_us(feedback.echo, wire.clock_us(now)), 0.0)
-        several.on_answer(path, now - age, now)
+        if several.on_answer(path, now - age, now):  # with nothing but probes in flight: of no interest now
+            for space in path.spaces:
+                while space.flights:
+                    self._take_off(path, space.flights.popleft())
         for suspect in [other for other in several.suspects if several.is_dead(other, now)]:
             self._condemn(several, suspect, now)
 
@@ -842,7 +852,7 @@ class PeerSender:
             for flight in flights:
                 self._on_lost(path, space, flight, now)
                 messages.add(flight.control.message if flight.control is not None else _id_of(flight))
-        path.lost_lately = 0.0
+        path.forget_fates()
         for message in filter(None, map(self.messages.get, messages)):
             message.loss_share = several.main.loss_share
             message.paths.discard(path.path)
@@ -872,6 +882,12 @@ class PeerSender:
         if not probes and any(m.blocked() for m in self.messages.values()):
             probes.append(Control(Type.PING, 0, path=path.path))
         return probes
+
+    @staticmethod
+    def _take_off(path: SendPath, flight: Flight) -> None:
+        """It is not in flight any more."""
+        path.inflight_bytes -= flight.nbytes
+        path.inflight_cost -= flight.cost
 
     def _trim_probes(self, path: SendPath, space: SendSpace) -> None:
         """Keep only the last probes of a silent peer, so that they do not fill the mask window."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,12 @@ from dblp.errors import DblpError
 from dblp.sim.links import Wire
 from dblp.sim.loop import run
 from dblp.sim.port import Link, Network
-from dblp.transport.config import TransportConfig
+from dblp.transport import wire
+from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.endpoint import Endpoint
 from dblp.transport.policy import Exact, Policy
 from dblp.transport.port import Burst
+from dblp.transport.wire import Type
 
 LATENCY_S = 200e-6
 FAST = Link(latency_s=LATENCY_S, rate_bps=1e9)
@@ -37,7 +39,9 @@ class PathNetwork(Network):
         self.datagrams: Counter[int] = Counter()
         """Datagrams sent, by path."""
         self.chunks: Counter[int] = Counter()
-        """The same of those that are longer than control."""
+        """Datagrams that hold a chunk, by path."""
+        self.records: Counter[tuple[int, Type]] = Counter()
+        """Records of control, by path and type."""
 
     def set_path(self, source: str, target: str, path: int, link: Link, *, one_way: bool = False) -> None:
         """Give one path between two hosts (one direction if ``one_way``) its own link."""
@@ -48,8 +52,10 @@ class PathNetwork(Network):
     def carry(self, burst: Burst, *args: Any) -> None:
         self._path = burst.path
         self.datagrams[burst.path] += burst.count
-        if burst.segment > 1000:
+        if burst.data[1] == Type.DATA:
             self.chunks[burst.path] += burst.count
+        else:
+            self.records.update((burst.path, type_) for type_ in records_of(burst.data.tobytes()))
         super().carry(burst, *args)
 
     def _between(self, source: str, target: str) -> Wire:
@@ -57,6 +63,15 @@ class PathNetwork(Network):
         if key not in self._by_path:
             self._by_path[key] = self._wire(self._default, source, target)
         return self._by_path[key]
+
+
+def records_of(datagram: bytes) -> Iterator[Type]:
+    """The types of the records of a control datagram."""
+    at = 0
+    while at < len(datagram):
+        header = wire.decode_header(datagram, at)
+        yield next(type_ for type_ in Type if type_ == header.type)
+        at += HEADER_BYTES + header.length
 
 
 @dataclass

@@ -142,17 +142,18 @@ def test_reps_keeps_the_last_eight():
     assert picks(choice, SLOTS) == [3, 4, 5, 6, 7, 0, 1, 6]
 
 
-def test_reps_does_not_recommend_marked_or_partial_bursts_but_each_unit_that_came():
+def test_reps_recommends_no_marked_or_partial_bursts_and_no_path_more_often_than_its_share():
     choice = explored()
     choice.on_acked(1, 16, marked=True, now=0.0)
     choice.on_acked(2, 0, marked=False, now=0.0)
     choice.on_acked(4, 5, marked=False, now=0.0)
-    choice.on_acked(6, 33, marked=False, now=0.0)
-    assert picks(choice, 3) == [4, 6, 6]
-    by_chunk = explored(most_chunks=1)
-    by_chunk.on_acked(6, 3, marked=False, now=0.0)
-    by_chunk.on_acked(1, 1, marked=False, now=0.0)
-    assert picks(by_chunk, 4) == [6, 6, 6, 1]
+    choice.on_acked(6, 700, marked=False, now=0.0)
+    assert picks(choice, 2) == [4, 6]
+    assert set(picks(choice, 60)) == set(range(8))
+    few = explored(paths=3)
+    few.on_acked(1, 700, marked=False, now=0.0)
+    assert picks(few, 2) == [1, 1]
+    assert set(picks(few, 20)) == {0, 1, 2}
 
 
 def test_a_fresh_path_without_room_stays_fresh():

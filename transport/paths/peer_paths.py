@@ -75,6 +75,10 @@ class PeerPaths:
         """A path that is alive, if any is."""
         return self.living[0] if self.living else self._used[0]
 
+    def uses(self, path_id: int) -> bool:
+        """Whether the choice ever takes this path."""
+        return path_id in self.choice.paths
+
     def next_control(self) -> SendPath:
         """The next living path in turn, but for lossy ones while others are not: nothing behind it tells of its loss before a
         timeout does."""

@@ -9,8 +9,9 @@ Differences from the paper:
   of the buffer, and is not drawn at random until it answers a probe.
 - For the same reason the paths that lose most are known. By the packet, four of five acknowledgements of a path that loses 20 %
   recommend it, and it is drawn as often as any other. Here neither: see ``lossy``.
-- Bursts and trains are sent, not packets: an entropy is cached once for each ``CLEAN_DATAGRAMS`` datagrams (or ``path_chunks``,
-  if less) of bursts that arrived whole, without a congestion mark among them.
+- One feedback acknowledges many datagrams of a path at once, which would fill the buffer with that path alone and in the end
+  leave only a few in use. So a feedback caches its path as often as an even share of the buffer holds it, once for eight
+  paths and more, if bursts of chunks arrived whole and no congestion mark came.
 - Each path has its own congestion window, so a fresh entropy whose path is full is passed over and stays fresh.
 - The first window, and the one after freezing, is ``EXPLORE_TURNS`` random bursts a path instead of a bandwidth-delay product of
   packets.
@@ -30,8 +31,6 @@ SLOTS = 8
 """Entropies in the buffer (the paper's)."""
 FREEZE_S = 10e-3
 """Least time in freezing mode (the artifact's 10 ms)."""
-CLEAN_DATAGRAMS = 16
-"""Datagrams for which a path is cached once: a burst brings two or three entries."""
 EXPLORE_TURNS = 2
 """Random bursts a path before the first entropy is recycled."""
 LOSSY = 0.05
@@ -52,7 +51,7 @@ class RepsChoice(PathChoice):
         self._replay = 0
         self._explore = EXPLORE_TURNS * paths
         self._until_trial = TRIAL_EVERY
-        self._unit = min(self.most_chunks, CLEAN_DATAGRAMS)
+        self._times = max(1, SLOTS // paths)
         self._frozen_until: float | None = None
         self._left: set[int] = set()
 
@@ -86,10 +85,10 @@ class RepsChoice(PathChoice):
         return {path for path, share in shares.items() if share > limit}
 
     def on_acked(self, path: int, datagrams: int, *, marked: bool, now: float) -> None:
-        """Cache the path for what came whole and unmarked."""
+        """Cache the path if something came whole and unmarked."""
         if marked or not datagrams or path in self.lossy():
             return
-        for _ in range(min(max(datagrams // self._unit, 1), SLOTS)):
+        for _ in range(self._times):
             self._cache(path)
 
     def on_left(self, path: int, *, now: float) -> None:
