@@ -96,15 +96,25 @@ class Flow:
     # --- declaring
 
     def send(
-        self, peer: int, step: int, span: Span, *, gather: bool = False, weigh: bool = False, ranks: int = 1
+        self,
+        peer: int,
+        step: int,
+        span: Span,
+        *,
+        gather: bool = False,
+        weigh: bool = False,
+        ranks: int = 1,
+        whole: bool = False,
     ) -> None:
         """Send what stands in ``span`` after the stages declared so far; ``weigh``: tell its energy, which is known now;
-        ``ranks``: how many ranks' contributions are in it."""
+        ``ranks``: how many ranks' contributions are in it; ``whole``: nothing of it before all of it has passed those stages."""
         if not span.chunks:
             return
         spec = self._spec(span, self.gather_budget if gather else self.reduce_budget)
         before = _overlaps(self._last, span)
-        outlet = Outlet(self, span, peer, step, spec, waits=bool(before), gather=gather, ranks=ranks)
+        outlet = Outlet(
+            self, span, peer, step, spec, waits=bool(before), gather=gather, ranks=ranks, whole=whole
+        )
         if self._tagger is not None and spec.budget:
             outlet.classes = self._tagger.classes(span.low, span.high)
         if weigh and self.policy.lossy:

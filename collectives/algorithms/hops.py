@@ -83,8 +83,9 @@ class Node:
 
 
 class Outlet(Node):
-    """A send. ``waits``: for stages before it. ``tells``: it is done with a chunk when that was offered and FINAL has come, as
-    the reduce leg's sends of a lossy round are. ``on_counts`` is told how many chunks were sent first and again."""
+    """A send. ``waits``: for stages before it; ``whole``: for all of them, so that nothing leaves before the last chunk may.
+    ``tells``: it is done with a chunk when that was offered and FINAL has come, as the reduce leg's sends of a lossy round are.
+    ``on_counts`` is told how many chunks were sent first and again."""
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Outlet(Node):
         waits: bool,
         gather: bool,
         ranks: int,
+        whole: bool = False,
     ) -> None:
         super().__init__(flow, span)
         self.ranks = ranks
@@ -112,6 +114,7 @@ class Outlet(Node):
         self._offered: Bools | None = None
         self._missing: Bools | None = None
         self._final = False
+        self._awaited = span.chunks if whole and waits else 0  # chunks without which nothing leaves
         self._sending: Sending | None = None
 
     def post(self) -> None:
@@ -134,6 +137,11 @@ class Outlet(Node):
 
     def ready(self, low: int, high: int) -> None:
         assert self._sending is not None
+        if self._awaited:
+            self._awaited -= high - low
+            if self._awaited:
+                return
+            low, high = self.span.low, self.span.high
         self._sending.offer(low - self.span.low, high - low)
         if self._offered is not None:
             self._offered[low - self.span.low : high - self.span.low] = True
@@ -142,6 +150,10 @@ class Outlet(Node):
 
     def ready_scattered(self, chunks: Chunks) -> None:
         assert self._sending is not None
+        if self._awaited:
+            self._awaited -= len(chunks) - 1  # the last of them is left for ``ready``
+            self.ready(int(chunks[-1]), int(chunks[-1]) + 1)
+            return
         which = chunks - np.uint32(self.span.low)
         self._sending.offer_scattered(which)
         if self._offered is not None:

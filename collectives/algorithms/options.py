@@ -29,7 +29,7 @@ def _flag(text: str) -> bool:
 
 OPTIONS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
     "hierarchical": {"columns": _number},
-    "ps": {"servers": _ranks, "serve_only": _flag},
+    "ps": {"servers": _ranks, "serve_only": _flag, "whole": _flag},
 }
 """The options of each algorithm that has any, and how their values are read."""
 

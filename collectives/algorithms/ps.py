@@ -3,11 +3,12 @@
 The array is cut into as many shards as there are servers, one each. Servers train as well (their own contribution needs no
 push), or only serve (``serve_only``): then they contribute nothing, an average is one over the workers, and what stood in
 their arrays is overwritten by the result; but what they carry from earlier rounds is added. Sums start with the server's own
-contribution and go on by ascending ranks; chunks are pushed back as soon as they are reduced, see ``flow``.
+contribution and go on by ascending ranks; chunks are pushed back as soon as they are reduced, see ``flow``; with ``whole`` only
+when the whole shard is, as servers that reduce and then broadcast do.
 
-With one server that serves only, this is DBLP's set-up (arXiv 2605.01989: three workers and a server, central reduce and
-broadcast) and LTP's (arXiv 2305.04279: lossy push, and with ``Consistency.EXACT`` its reliable broadcast); with all ranks as
-servers, the messages are those of ``direct``.
+With one server that serves only and ``whole``, this is DBLP's set-up (arXiv 2605.01989: three workers and a server, central
+reduce, then broadcast) and LTP's (arXiv 2305.04279: lossy push, and with ``Consistency.EXACT`` its reliable broadcast); with
+all ranks as servers, the messages are those of ``direct``.
 
 Under a bound, a contribution crosses one hop: the push may miss the reduce leg's budget, the pull the gather leg's own; under
 ``AGREED`` each of the N - 1 pulls may miss an (N - 1)th of it, which bounds the union of their holes.
@@ -49,6 +50,7 @@ def post(
     keep: Keep | None = None,
     servers: tuple[int, ...] = (0,),
     serve_only: bool = False,
+    whole: bool = False,
 ) -> None:
     """Post the all-reduce of the 1-D ``buffer``, in place; done when all receives of the round have ended. ``keep`` is told
     what no result has (see ``Keep``)."""
@@ -68,14 +70,22 @@ def post(
         keep=keep,
         tell_step=_TELL if pushers >= LEAST_PEERS else 0,
     )
-    declare(flow, round_.rank, size, servers, workers, carries=keep is not None)
+    declare(flow, round_.rank, size, servers, workers, carries=keep is not None, whole=whole)
     flow.post()
 
 
 def declare(
-    flow: Flow, rank: int, size: int, servers: tuple[int, ...], workers: list[int], *, carries: bool = False
+    flow: Flow,
+    rank: int,
+    size: int,
+    servers: tuple[int, ...],
+    workers: list[int],
+    *,
+    carries: bool = False,
+    whole: bool = False,
 ) -> None:
-    """This rank's hops. ``carries``: what stands in a server's array counts, though it serves only."""
+    """This rank's hops. ``carries``: what stands in a server's array counts, though it serves only; ``whole``: results leave
+    together."""
     shards = dict(zip(servers, flow.all.cut(len(servers)), strict=True))
     turns = sorted(servers, key=lambda server: (server <= rank, server))  # not all turn to the same one first
     pushing = [worker for worker in workers if worker != rank]
@@ -88,7 +98,7 @@ def declare(
             fresh = place == 1 and rank not in workers and not carries
             flow.add(worker, _PUSH, shards[rank], final=place == len(pushing), fresh=fresh, weigh=True)
         for step in range(1, size):
-            flow.send((rank + step) % size, _PULL, shards[rank], gather=True)
+            flow.send((rank + step) % size, _PULL, shards[rank], gather=True, whole=whole)
     for server in turns:
         if server != rank:
             flow.copy(server, _PULL, shards[server])
