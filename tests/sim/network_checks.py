@@ -11,8 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from dblp.collectives.algorithms.grid import chunk_bytes, cut
+from dblp.collectives.priority import Tagger
+from dblp.collectives.reduction import DTYPES
 from dblp.errors import RemoteError
-from dblp.transport.policy import Stop
+from dblp.transport.policy import Stop, Tags
 from dblp.transport.receiver import EARLY_SLACK_BYTES
 from tests.sim.random_networks import EARLY_BYTES, Outcome, Plan
 
@@ -101,6 +103,10 @@ def _check_holes(plan: Plan, outcome: Outcome, round_: int, result: np.ndarray) 
             theirs = missing[(missing >= shards[peer].start) & (missing < shards[peer].stop)]
             assert len(own) + len(theirs) == len(missing)
             assert len(own) <= plan.policy.reduce_leg_budget * len(shard), "C2"
+            assert not np.isin(own, _critical(plan, peer, round_, step, shard)).any(), "C2: critical chunks"
+            assert not np.isin(theirs, _critical(plan, peer, round_, step, shards[peer])).any(), (
+                "C2: critical"
+            )
             for chunk in own.tolist():
                 parts[peer][chunk * step : (chunk + 1) * step] = 0
             void[theirs] = True
@@ -113,6 +119,16 @@ def _check_holes(plan: Plan, outcome: Outcome, round_: int, result: np.ndarray) 
     expected = np.asarray(np.sum(parts, axis=0, dtype=np.float32))
     expected[np.repeat(void, step)[: plan.elements]] = 0
     assert np.array_equal(result, expected), "C2: the report says what is missing"
+
+
+def _critical(plan: Plan, rank: int, round_: int, step: int, shard: range) -> np.ndarray:
+    """The critical chunks of what a rank sends of a shard: of its own contribution, which stands for a result too."""
+    if plan.policy.tags is Tags.NONE:
+        return np.empty(0, np.uint32)
+    seed = (plan.seed, round_, rank)
+    tagger = Tagger(plan.contribution(rank, round_), DTYPES["float32"], step, plan.policy, seed=seed)
+    critical: np.ndarray = shard.start + np.flatnonzero(tagger.classes(shard.start, shard.stop) == 0)
+    return critical
 
 
 def anything_lost(outcome: Outcome) -> bool:

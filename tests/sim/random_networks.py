@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from dblp.sim.loop import run
 from dblp.sim.port import HostSpec, Link, Network
 from dblp.transport.config import TransportConfig
 from dblp.transport.endpoint import Endpoint
-from dblp.transport.policy import Bounded, Exact, Policy
+from dblp.transport.policy import Bounded, Exact, Policy, Tags
 
 TIMEOUT_S = 60.0
 """Of every round: far above what the worst of the networks needs."""
@@ -99,7 +100,7 @@ def plan(seed: int, *, faulty: bool = False) -> Plan:
         world_size=world_size,
         elements=_elements(rng, link, world_size),
         rounds=3,
-        policy=_policy(rng) if bounded else Exact(),
+        policy=_tagged(_policy(rng), np.random.default_rng([seed, 3])) if bounded else Exact(),
         algorithm=algorithm,
         link=link,
         host=HostSpec(
@@ -127,6 +128,14 @@ def _policy(rng: np.random.Generator) -> Policy:
     budget = float(rng.choice([0.05, 0.2, 0.5]))
     stop = str(rng.choice(["stall", "eager", "deadline"]))
     return Bounded(budget, stop=stop, stop_after_s=0.01 if stop == "deadline" else 0.0)
+
+
+def _tagged(policy: Policy, rng: np.random.Generator) -> Policy:
+    """The same with the chunks of half of the jobs tagged."""
+    tags = Tags(str(rng.choice(["none", "none", "none", "random", "magnitude", "both"])))
+    if tags is Tags.NONE:
+        return policy
+    return dataclasses.replace(policy, tags=tags, critical_share=float(rng.choice([0.0, 0.02, 0.1])))
 
 
 def _link(rng: np.random.Generator, faulty: bool) -> Link:

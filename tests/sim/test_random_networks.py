@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 
 from dblp.sim.port import HostSpec, Link
-from dblp.transport.policy import Bounded, Exact, Stop
+from dblp.transport.policy import Bounded, Exact, Stop, Tags
 from tests.sim.network_checks import anything_lost, check, check_faulty, check_healthy
 from tests.sim.random_networks import Fault, Outcome, Plan, plan, play
 
@@ -149,6 +149,9 @@ def test_faults_and_losses_of_every_kind_occur():
     words = {word.split("(")[0] for each in drawn for word in str(each.link.spec()).split("),") if word}
     assert words == {"loss", "ge", "ge_time", "bursts", "duplicate", "jitter", "reorder", "corrupt", "rate"}
     assert {each.policy.stop for each in drawn if each.policy.lossy} == set(Stop) - {Stop.ABANDON}
+    tagged = [each for each in drawn if each.policy.tags is not Tags.NONE]
+    assert {each.policy.tags for each in tagged} == {Tags.RANDOM, Tags.MAGNITUDE, Tags.BOTH}
+    assert sum(each.policy.critical_share > 0.0 and each.elements > 1000 for each in tagged) > NETWORKS // 20
     assert {each.algorithm for each in drawn} == {"auto", "direct", "ring", "flat"}
     assert {each.elements == 0 for each in drawn} == {True, False}
     assert sum(each.elements > 80_000 for each in drawn) > 10
