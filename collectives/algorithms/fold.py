@@ -22,6 +22,9 @@ from dblp.transport.policy import Fill
 if TYPE_CHECKING:
     from dblp.collectives.algorithms.flow import Flow
 
+SCATTERED_PIECES = 4
+"""Pieces of a burst's size in which chunks with gaps are reduced together: a quarter of a megabyte for each rank."""
+
 
 class Fold(Node):
     """The reduction; ``receives`` makes its receives."""
@@ -43,6 +46,8 @@ class Fold(Node):
             self._came = np.full(span.chunks, round_.world_size, np.int32)
         self._piece = segment_chunks(flow.chunk)
         self._scratch = np.empty(self._piece * self.per_chunk, self.target.dtype)
+        self._pieces = SCATTERED_PIECES * self._piece
+        self._gathered: Array | None = None  # chunks with gaps: a row for each rank, and one of scratch
 
     def receives(self, step: int, spec: MessageSpec) -> list[Part]:
         """What receives the peers' contributions. They know the fold, which must not know them: a cycle would keep memory."""
@@ -67,8 +72,8 @@ class Fold(Node):
         if int(chunks[-1]) >= self.target.size // self.per_chunk:  # the short last one
             self._reduce(int(chunks[-1]), int(chunks[-1]) + 1)
             rest = chunks[:-1]
-        for start in range(0, len(rest), self._piece):
-            self._reduce_scattered(rest[start : start + self._piece])
+        for start in range(0, len(rest), self._pieces):
+            self._reduce_scattered(rest[start : start + self._pieces])
         self.done_scattered(chunks + np.uint32(self.span.low))
         self.flow.count(len(chunks))
 
@@ -89,16 +94,24 @@ class Fold(Node):
             self._rescale(low, self._came[low:high])
 
     def _reduce_scattered(self, chunks: Chunks) -> None:
-        """Whole chunks, at most a piece of them: brought together, reduced, and put back."""
-        round_, width = self.flow.round, self.per_chunk
+        """Whole chunks, a few pieces of them: brought together, reduced, and put back."""
+        round_, width, count = self.flow.round, self.per_chunk, len(chunks)
+        if self._gathered is None:
+            self._gathered = np.empty((round_.world_size + 1, self._pieces, width), self.target.dtype)
         whole = whole_rows(self.target, width)
-        out = whole[chunks].reshape(-1)
-        parts = [
-            out if rank == round_.rank else whole_rows(self._stages[rank], width)[chunks].reshape(-1)
+        sources = [
+            whole if rank == round_.rank else whole_rows(self._stages[rank], width)
             for rank in range(round_.world_size)
         ]
-        self.flow.reducer.fold(parts, out, self._scratch[: out.size])
-        rows = out.reshape(-1, width)
+        parts = []
+        for source, rows in zip(sources, self._gathered, strict=False):
+            np.take(
+                source, chunks, axis=0, out=rows[:count], mode="clip"
+            )  # other modes take a detour by a copy
+            parts.append(rows[:count].reshape(-1))
+        out = parts[round_.rank]
+        self.flow.reducer.fold(parts, out, self._gathered[-1, :count].reshape(-1))
+        rows = out.reshape(count, width)
         if self._came is not None:
             came = self._came[chunks]
             for count in np.unique(came[came < round_.world_size]).tolist():

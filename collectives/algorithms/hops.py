@@ -245,10 +245,7 @@ class Stage(Node):
             whole_rows(stage, self.per_chunk)[chunks] = rows
             staged[chunks] = True
         else:
-            whole = whole_rows(self.target, self.per_chunk)
-            target = whole[chunks]
-            self.apply(target, rows)
-            whole[chunks] = target
+            self.apply_scattered(whole_rows(self.target, self.per_chunk), chunks, rows)
 
     def on_chunks(self, first: int, count: int) -> None:
         if self._staged is None:
@@ -321,9 +318,7 @@ class Stage(Node):
             self._apply_staged(len(whole), len(whole) + 1)
             chunks = chunks[:-1]
         if len(chunks):
-            target = whole[chunks]
-            self.apply(target, staged[chunks])
-            whole[chunks] = target
+            self.apply_scattered(whole, chunks, staged[chunks])
 
     def _done_scattered(self, chunks: Chunks) -> None:
         if len(chunks):
@@ -337,6 +332,9 @@ class Stage(Node):
         if self.waiting:
             assert self._ready is not None
             due = due & self._ready[low:high]
+        if not due.all():
+            self._settle_scattered(np.flatnonzero(due).astype(np.uint32) + np.uint32(low))
+            return
         for first, end in true_runs(due, low):
             self._staged[first:end] = False
             if self._holes is None:
@@ -371,6 +369,12 @@ class Stage(Node):
     def apply(self, target: Array, rows: Array) -> None:
         """Bring rows to their place; equal shapes."""
         raise NotImplementedError
+
+    def apply_scattered(self, whole: Array, chunks: Chunks, rows: Array) -> None:
+        """Bring rows to the chunks of ``whole`` (all whole chunks, elements a chunk) that they belong to."""
+        target = whole[chunks]
+        self.apply(target, rows)
+        whole[chunks] = target
 
     def skip(self, low: int, high: int) -> None:
         """These chunks are holes."""
@@ -414,6 +418,9 @@ class Copy(Stage):
 
     def apply(self, target: Array, rows: Array) -> None:
         target[...] = rows
+
+    def apply_scattered(self, whole: Array, chunks: Chunks, rows: Array) -> None:
+        whole[chunks] = rows
 
     def skip(self, low: int, high: int) -> None:
         if self.flow.policy.fill is not Fill.PREVIOUS:
