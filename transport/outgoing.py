@@ -33,10 +33,10 @@ class Outgoing:
 
     __slots__ = (
         "acked",
+        "again",
         "chunks_resent",
         "chunks_sent",
         "cls",
-        "again",
         "critical_lost",
         "detached",
         "done",
