@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Phase,
         Schedule,
     )
+    from dblp.collectives.presets import Preset, preset, presets
     from dblp.collectives.report import Report
     from dblp.collectives.torch.hook import Attachment, attach
     from dblp.errors import (
@@ -103,6 +104,9 @@ __all__ = [
     "Exact",
     "Stop",
     "Fill",
+    "Preset",
+    "preset",
+    "presets",
     "TransportConfig",
     # errors
     "DblpError",
@@ -126,6 +130,7 @@ _MODULES = {
     "dblp.collectives.budget": "BudgetController Budgets EnergyCap Interval",
     "dblp.collectives.group": "Group",
     "dblp.collectives.phases": "Hold LearningRateChange Manual Metric NormChange Phase Schedule",
+    "dblp.collectives.presets": "Preset preset presets",
     "dblp.collectives.report": "Report",
     "dblp.collectives.torch.hook": "Attachment attach",
     "dblp.errors": (

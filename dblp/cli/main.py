@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from dblp.cli.bench.burst import burst
 from dblp.cli.bench.command import allreduce
 from dblp.cli.doctor import doctor
 from dblp.cli.train.command import train
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure dblp against other transports, in one run.", no_args_is_help=True)
 bench.command()(allreduce)
+bench.command()(burst)
 bench.callback()(lambda: None)
 app.command()(train)
 app.add_typer(bench, name="bench")

@@ -21,7 +21,11 @@ Plan = dict[str, Any]
 Emit = Callable[..., None]
 """``emit(kind, **fields)``: report an event to the parent."""
 
-JOBS = {"train": "dblp.cli.train.loop", "bench-allreduce": "dblp.cli.bench.loop"}
+JOBS = {
+    "train": "dblp.cli.train.loop",
+    "bench-allreduce": "dblp.cli.bench.loop",
+    "bench-burst": "dblp.cli.bench.burst_loop",
+}
 """Module of each job; its function ``work(plan, emit)`` does it."""
 
 _PR_SET_PDEATHSIG = 1
