@@ -64,6 +64,7 @@ def rounds(
     number: int,
     seed: int,
     host: HostSpec = STAR,
+    congestion: str = "delay",
 ) -> list[list[tuple[np.ndarray, Report]]]:
     """So many rounds of ``count`` float32: for each round, each rank's result and report."""
 
@@ -76,7 +77,7 @@ def rounds(
         )
         ports = [network.port(f"h{rank}") for rank in range(world_size)]
         peers = [list(port.addresses) for port in ports]
-        config = TransportConfig(seed=seed)
+        config = TransportConfig(seed=seed, congestion=congestion)
         connects = [
             Endpoint.connect(port, rank=rank, world_size=world_size, config=config, session=1, peers=peers)
             for rank, port in enumerate(ports)
