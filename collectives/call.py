@@ -1,18 +1,24 @@
-"""Calls: what all ranks of a round must agree on, as a signature of at most 32 bytes and in words."""
+"""Calls: what all ranks of a round must agree on, as a signature of at most 32 bytes and in words.
+
+A policy is in it whole, but for the algorithm's name, which stands there as it was chosen: its budget as a number, what it has
+by name (stop rule, fill, ...) so that an error can tell both sides' names, and its other numbers as a digest.
+"""
 
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dblp.collectives.reduction import DType, Op, dtype_name, op_name
-from dblp.transport.policy import Policy
+from dblp.transport.policy import CarryBound, Consistency, Fill, Policy, Short, Stop, Tags
 
-_LAYOUT = struct.Struct("!BBBBiQfQ")
-"""collective, operation, dtype, algorithm, root, elements, budget, digest of sizes or options: 28 bytes."""
+_LAYOUT = struct.Struct("!BBBBhQfHIQ")
+"""collective, operation, dtype, algorithm, root, elements, budget, names of the policy, digest of its numbers, digest of sizes
+or options: 32 bytes."""
 _NONE = 255
 """Code of an operation, dtype or algorithm that the call does not have."""
 
@@ -66,7 +72,7 @@ class Call:
         return self.collective.label
 
     def signature(self) -> bytes:
-        """What must be equal on all ranks, 28 bytes."""
+        """What must be equal on all ranks, 32 bytes."""
         name, _, options = self.algorithm.partition("(")
         return _LAYOUT.pack(
             self.collective,
@@ -76,6 +82,7 @@ class Call:
             self.root,
             self.count,
             self.policy.budget,
+            *_policy_codes(self.policy),
             digest(options) if options else self.sizes,
         )
 
@@ -84,7 +91,7 @@ def describe(signature: bytes) -> str:
     """A signature in words, for the error that names both sides; any bytes are fine."""
     if len(signature) != _LAYOUT.size:
         return f"an unknown call ({signature.hex()})"
-    collective, op, dtype, algorithm, root, count, budget, sizes = _LAYOUT.unpack(signature)
+    collective, op, dtype, algorithm, root, count, budget, named, numbers, sizes = _LAYOUT.unpack(signature)
     name = Collective(collective).label if collective in set(Collective) else f"collective {collective}"
     words = [name if op == _NONE else f"{name}({op_name(op)})"]
     if dtype != _NONE:
@@ -97,10 +104,55 @@ def describe(signature: bytes) -> str:
         words.append(f"by {_ALGORITHM_NAMES[algorithm]}")
     if budget:
         words.append(f"with a budget of {budget:.6g}")
+    if budget or (named, numbers) != _policy_codes(Policy()):
+        words.append(f"under {_policy_names(named)} (numbers {numbers:08x})")
     if sizes:
         what = "options of its own" if collective == Collective.ALL_REDUCE else "parts of unequal sizes"
         words.append(f"with {what} (digest {sizes:016x})")
     return " ".join(words)
+
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "stop": tuple(member.value for member in Stop),
+    "short": tuple(member.value for member in Short),
+    "fill": tuple(member.value for member in Fill),
+    "consistency": tuple(member.value for member in Consistency),
+    "tags": tuple(member.value for member in Tags),
+    "carry": ("off", *(f"by {member.value}" for member in CarryBound)),
+    "hadamard": ("off", "on"),
+}
+"""What a policy has by name, in the order of the digits of their code, each with as many values as it has names."""
+
+
+@functools.lru_cache(maxsize=256)
+def _policy_codes(policy: Policy) -> tuple[int, int]:
+    """The code of a policy's names (16 bits) and a digest of its numbers (32 bits), its budget left out."""
+    carry = policy.carry
+    chosen = (
+        policy.stop.value,
+        policy.short.value,
+        policy.fill.value,
+        policy.consistency.value,
+        policy.tags.value,
+        "off" if carry is None else f"by {carry.bound.value}",
+        "on" if policy.hadamard else "off",
+    )
+    code = 0
+    for names, name in zip(reversed(_NAMES.values()), reversed(chosen), strict=True):
+        code = code * len(names) + names.index(name)
+    numbers = [policy.gather_leg_budget, policy.stop_after_s, policy.resync_rounds, policy.critical_share]
+    if carry is not None:
+        numbers += [getattr(carry, entry.name) for entry in fields(carry) if entry.name != "bound"]
+    return code, digest(repr([float(number) for number in numbers])) >> 32
+
+
+def _policy_names(code: int) -> str:
+    """The names that a code stands for; any number is fine."""
+    words = []
+    for field_name, names in _NAMES.items():
+        code, digit = divmod(code, len(names))
+        words.append(f"{field_name}={names[digit]}")
+    return "a policy of an unknown kind" if code else " ".join(words)
 
 
 def digest_sizes(sizes: Iterable[int]) -> int:

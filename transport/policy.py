@@ -179,6 +179,10 @@ class Policy:
             raise ConfigError(
                 f"fill={self.fill.value!r} with carry: what is carried over must not be made up for as well; use one of them"
             )
+        if self.carry is not None and self.hadamard:
+            raise ConfigError(
+                "hadamard with carry: what is carried belongs to parameters, and each round rotates them in another way; use one"
+            )
         if not 0.0 <= self.critical_share <= MAX_CRITICAL_SHARE:
             raise ConfigError(
                 f"critical_share={self.critical_share!r}: at most {MAX_CRITICAL_SHARE:g} of the chunks may be critical"

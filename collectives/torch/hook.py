@@ -19,6 +19,7 @@ DDP makes anew, and stands in ``Attachment.state_dict``. Each rank saves its own
 
 # No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -35,19 +36,22 @@ from torch.optim import Optimizer
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.phases import Needs, Phase, Phases
+from dblp.collectives.presets import Preset, preset
 from dblp.collectives.priority import Priority
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
 from dblp.collectives.torch.carries import Carries
+from dblp.collectives.torch.hadamard import rotate_, unrotate_
 from dblp.collectives.torch.plain import plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
 from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.policy import Consistency, Policy, Tags
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Of ``Attachment.state_dict``."""
+_log = logging.getLogger("dblp")
 _followed: WeakSet[BudgetController] = WeakSet()
 """Controllers that follow a model: one counts the iterations of one."""
 
@@ -77,6 +81,7 @@ class Attachment:
         self._lock = threading.Lock()  # rounds end on completion threads
         self._running: _Iteration | None = None
         self._iterations = 0
+        self._rounds = 0
         self._synced_at = 0
         if budget is not None:
             budget.check_names(self._layouts.names)
@@ -158,6 +163,7 @@ class Attachment:
             "budget": None if self._budget is None else self._budget.state_dict(),
             "carry": self._carries.state_dict(),
             "iterations": self._iterations,
+            "rounds": self._rounds,
             "synced_at": self._synced_at,
         }
 
@@ -166,7 +172,7 @@ class Attachment:
         controller and the other has none."""
         try:
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
-            counts = int(state["iterations"]), int(state["synced_at"])
+            counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
             budget, carry = state["budget"], state["carry"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of dblp.attach: {error!r}") from None
@@ -177,7 +183,7 @@ class Attachment:
         if self._budget is not None:
             self._budget.load_state_dict(budget)
         self._policy, self._carries = policy, carries
-        self._iterations, self._synced_at = counts
+        self._iterations, self._rounds, self._synced_at = counts
         self._running = None
         with self._lock:
             self._summary = summary
@@ -197,6 +203,15 @@ class Attachment:
         carry = self._carries.of(bucket.buffer(), layout, policy)
         self._running.launch(bucket.is_last())
         return self._running, layout, policy, carry
+
+    def rotate(self, tensor: torch.Tensor, policy: Policy) -> int | None:
+        """Rotate a bucket's flat gradient before its round if the policy says so; returns the seed that turns it back, another
+        one in each round and the same on all ranks."""
+        self._rounds += 1
+        if not policy.hadamard or not tensor.is_floating_point():
+            return None
+        rotate_(tensor, self._rounds)
+        return self._rounds
 
     def priority_of(self, layout: BucketLayout, policy: Policy) -> Priority | None:
         """What is known of a bucket's chunks; None if the policy does not tag them. Counts of what was missing start anew when
@@ -299,13 +314,14 @@ class _Iteration:
 
 def attach(
     model: DistributedDataParallel,
-    policy: Policy | None = None,
+    policy: Policy | Preset | str | None = None,
     *,
     budget: BudgetController | None = None,
     optimizer: Optimizer | None = None,
     history: int = 1024,
 ) -> Attachment:
-    """Average the gradients of ``model`` over the network under ``policy`` (default: exact).
+    """Average the gradients of ``model`` over the network under ``policy``: a policy, a preset or the name of one (default:
+    exact). A preset's own controller is taken where ``budget`` gives none.
 
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
@@ -325,6 +341,12 @@ def attach(
             "torch.distributed.init_process_group('dblp'), or pass "
             "DistributedDataParallel(..., process_group=torch.distributed.new_group(backend='dblp'))"
         )
+    if isinstance(policy, str):
+        policy = preset(policy)
+    if isinstance(policy, Preset):
+        _check_transport(policy, group)
+        budget = policy.controller() if budget is None and policy.controller is not None else budget
+        policy = policy.policy
     _check_controller(budget)
     checked = _checked(policy if policy is not None else Policy())
     attachment = Attachment(model, group, checked, budget, optimizer, history)
@@ -338,11 +360,14 @@ def attach(
 def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     """Start the round of one bucket; DDP requires the parameter's name."""
     iteration, layout, policy, carry = state.begin_round(bucket)
+    seed = state.rotate(bucket.buffer(), policy)
     priority = state.priority_of(layout, policy)
     work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
 
     def ended(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensor = future.value()[0]  # raises the round's error
+        if seed is not None:
+            unrotate_(tensor, seed)
         iteration.measure(tensor, layout)
         state.end_round(iteration, work.report)
         return tensor
@@ -352,8 +377,21 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
 
 def _checked(policy: object) -> Policy:
     if not isinstance(policy, Policy):
-        raise ConfigError(f"policy={policy!r}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact()")
+        raise ConfigError(
+            f"policy={policy!r}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(), or the name of a preset"
+        )
     return policy
+
+
+def _check_transport(wanted: Preset, group: DblpProcessGroup) -> None:
+    """Say so if the group's transport is not as the preset has it: it was opened before."""
+    config = group.session.config
+    others = {name: value for name, value in wanted.transport.items() if getattr(config, name) != value}
+    if others:
+        variables = " ".join(f"DBLP_{name.upper()}={value}" for name, value in others.items())
+        _log.warning(
+            "preset %r asks for %s: set it before init_process_group on all ranks", wanted.name, variables
+        )
 
 
 def _check_controller(budget: object) -> None:

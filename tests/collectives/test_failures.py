@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dblp.collectives.call import describe
+from dblp.collectives.call import Call, Collective, describe
 from dblp.collectives.group import Group
 from dblp.collectives.report import Report
 from dblp.errors import ClosedError, ConfigError, DeadlineError, MismatchError, PeerError, RemoteError
 from dblp.sim.loop import run as run_virtual
-from dblp.transport.policy import Bounded
+from dblp.transport.policy import Bounded, Carry, CarryBound, Consistency, Fill, Policy, Stop, Tags
 from tests.collectives.fake import FakeNet
-from tests.collectives.worlds import run_memory
+from tests.collectives.worlds import run_memory, run_network
 
 A = np.zeros(1000, np.float32)
 
@@ -91,6 +93,64 @@ def test_ranks_that_disagree_are_named(run, kind):
     texts = " / ".join(str(error) for error in errors)
     backwards = ".*".join(reversed(pattern.split(".*")))
     assert re.search(f"{pattern}|{backwards}", texts, re.DOTALL), texts
+
+
+BASE = Policy(budget=0.3, carry=Carry())
+OTHER_POLICIES: dict[str, tuple[dict[str, Any], str]] = {
+    "stop": ({"stop": Stop.EAGER}, "stop=stall.*stop=eager"),
+    "deadline": ({"stop": Stop.DEADLINE, "stop_after_s": 0.1}, "stop=stall.*stop=deadline"),
+    "fill": ({"fill": Fill.RESCALE, "carry": None}, "fill=zero.*fill=rescale"),
+    "consistency": ({"consistency": Consistency.EXACT}, "consistency=agreed.*consistency=exact"),
+    "tags": ({"tags": Tags.BOTH}, "tags=none.*tags=both"),
+    "carry": ({"carry": None}, "carry=by norm.*carry=off"),
+    "carry's bound": ({"carry": Carry(bound=CarryBound.AGE)}, "carry=by norm.*carry=by age"),
+    "carry's limit": ({"carry": Carry(limit=2.0)}, r"numbers \w{8}.*numbers \w{8}"),
+    "carry's momentum": ({"carry": Carry(momentum=0.9)}, r"numbers \w{8}.*numbers \w{8}"),
+    "hadamard": ({"hadamard": True, "carry": None}, "hadamard=off.*hadamard=on"),
+    "gather budget": ({"gather_budget": 0.2}, r"numbers \w{8}.*numbers \w{8}"),
+    "resynchronisation": ({"resync_rounds": 7}, r"numbers \w{8}.*numbers \w{8}"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_POLICIES)
+def test_ranks_whose_policies_differ_in_any_field_are_named(kind):
+    """The budget is the same: without the rest of the policy in the signature they would give other results."""
+    changes, pattern = OTHER_POLICIES[kind]
+    policies, errors = [BASE, replace(BASE, **changes)], []
+
+    async def member(group):
+        with pytest.raises(RemoteError) as caught:
+            await group.all_reduce(A.copy(), "avg", policy=policies[group.rank], algorithm="direct")
+        errors.append(caught.value)
+
+    run_network(member, 2, timeout_s=20.0)
+    assert any(isinstance(error, MismatchError) for error in errors)
+    texts = " / ".join(str(error) for error in errors)
+    backwards = ".*".join(reversed(pattern.split(".*")))
+    assert re.search(f"{pattern}|{backwards}", texts, re.DOTALL), texts
+
+
+def test_a_policy_that_says_the_same_in_other_words_is_the_same():
+    """The usual gather budget by its number, and the algorithm by the call instead of the policy."""
+    usual = Policy(budget=0.3)
+    policies = [usual, replace(usual, gather_budget=usual.gather_leg_budget, algorithm="direct")]
+
+    async def member(group):
+        array = np.full(5000, group.rank + 1, np.float32)
+        await group.all_reduce(array, policy=policies[group.rank], algorithm="direct")
+        return array
+
+    for array in run_network(member, 2):
+        assert (array == 3.0).all()
+
+
+def test_every_signature_is_told_with_the_names_of_its_policy():
+    policy = Policy(budget=0.3, stop=Stop.EAGER, tags=Tags.LAYER, consistency=Consistency.RELAXED)
+    told = describe(Call(collective=Collective.ALL_REDUCE, policy=policy).signature())
+    for words in ("budget of 0.3", "stop=eager", "tags=layer", "consistency=relaxed", "carry=off"):
+        assert words in told
+    exact = Call(collective=Collective.BARRIER).signature()
+    assert len(exact) == 32 and describe(exact) == "barrier", "a call without a policy says nothing of one"
 
 
 def dead_rank(world_size, call, *, after_s=0.0, timeout_s=8.0):

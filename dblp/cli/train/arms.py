@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dblp.cli.network import DatagramCount, datagram_count
 from dblp.cli.train.plan import TrainPlan
-from dblp.cli.train.policies import GLOO, policy_of
+from dblp.cli.train.policies import policy_of
+from dblp.collectives.presets import Preset
 from dblp.collectives.torch.hook import Attachment, attach
-from dblp.transport.policy import Policy
+from dblp.transport.policy import Consistency
 
 
 class TimedDDP(DistributedDataParallel):
@@ -57,6 +58,12 @@ class Arm:
         """Register the arm's hook on a model."""
         raise NotImplementedError
 
+    def begin_epoch(self, number: int) -> None:
+        """An epoch begins, on all ranks."""
+
+    def end_epoch(self) -> None:
+        """It ends, before the model is tested."""
+
     def traffic(self) -> dict[str, int] | None:
         """Counts of this rank over all its rounds; None where the transport does not tell."""
         raise NotImplementedError
@@ -76,7 +83,7 @@ class GlooArm(Arm):
 class DblpArm(Arm):
     """dblp's hook under a policy."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Preset) -> None:
         self._policy = policy
         self._attachment: Attachment | None = None
         self._before = DatagramCount()
@@ -85,6 +92,17 @@ class DblpArm(Arm):
         """Register dblp's hook."""
         self._attachment = attach(model, self._policy)
         self._before = datagram_count(dist.group.WORLD)
+
+    def begin_epoch(self, number: int) -> None:
+        """Tell the controller, if the policy has one."""
+        assert self._attachment is not None
+        self._attachment.epoch(number)
+
+    def end_epoch(self) -> None:
+        """Replicas that may have drifted are made equal before they are tested."""
+        assert self._attachment is not None
+        if self._policy.policy.consistency is Consistency.RELAXED:
+            self._attachment.resynchronise()
 
     def traffic(self) -> dict[str, int]:
         """Chunks of the gradient rounds, and what the impairment did to all datagrams since ``attach``."""
@@ -106,15 +124,29 @@ def open_arm(
     name: str, plan: TrainPlan, store: Store, rank: int, world_size: int, timeout: timedelta
 ) -> Iterator[Arm]:
     """Make an arm's transport the default process group; it ends with the block."""
-    os.environ["DBLP_IMPAIR"] = plan.impair  # read when the backend opens its port
-    backend = "gloo" if name == GLOO else "dblp"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    policy = policy_of(name, plan.budget, plan.stop)
+    with _transport(plan, policy):  # read when the backend opens its port
+        backend = "gloo" if policy is None else "dblp"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        yield _arm(name, plan)
+        yield GlooArm() if policy is None else DblpArm(policy)
     finally:
         dist.destroy_process_group()
 
 
-def _arm(name: str, plan: TrainPlan) -> Arm:
-    policy = policy_of(name, plan.budget, plan.stop)
-    return GlooArm() if policy is None else DblpArm(policy)
+@contextmanager
+def _transport(plan: TrainPlan, policy: Preset | None) -> Iterator[None]:
+    """The transport's variables as plan and policy have them; afterwards as they were."""
+    wanted = {
+        f"DBLP_{name.upper()}": str(value) for name, value in (policy.transport if policy else {}).items()
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({"DBLP_IMPAIR": plan.impair, **wanted})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -68,10 +68,12 @@ class _Run:
         dist.barrier()
         start = time.perf_counter()
         for epoch in range(self._plan.epochs):
+            self._arm.begin_epoch(epoch)
             loss = torch.zeros(())
             for step, (inputs, targets) in enumerate(self._batches(epoch)):
                 loss += self._step(inputs, targets)
                 self._progress(epoch, step, float(loss) / (step + 1), start)
+            self._arm.end_epoch()
             self._losses.append(float(loss) / self._steps)
             self._scores.append(self._samples.score(self._model.module))
         wall_s = time.perf_counter() - start

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dblp.transport.policy import Bounded, Exact, Policy
+from dblp.collectives.presets import Preset, preset, presets
+from dblp.transport.policy import Bounded
 
 GLOO, EXACT, BOUNDED = "gloo", "dblp-exact", "dblp-bounded"
 ARMS = (GLOO, EXACT, BOUNDED)
 """The default comparison. gloo: torch's own, over TCP on a clean loopback. The dblp arms: over UDP under the same impairment."""
 
-POLICIES: dict[str, Callable[[float, str], Policy]] = {
-    "exact": lambda budget, stop: Exact(),
-    "bounded": lambda budget, stop: Bounded(budget, stop=stop),
+
+def _bounded(budget: float, stop: str) -> Preset:
+    return Preset(name="bounded", policy=Bounded(budget, stop=stop), source="--budget and --policy-stop")
+
+
+POLICIES: dict[str, Callable[[float, str], Preset]] = {
+    "exact": lambda budget, stop: preset("exact"),
+    "bounded": _bounded,
+    **{name: lambda budget, stop, name=name: preset(name) for name in presets() if name != "exact"},  # type: ignore[misc]
 }
-"""Policies by name, from the options ``--budget`` and ``--policy-stop``."""
+"""Policies by name: the presets, and one from the options ``--budget`` and ``--policy-stop``."""
 _ARMS_OF = {"exact": EXACT, "bounded": BOUNDED}
 
 
@@ -31,6 +38,7 @@ def known_arms() -> tuple[str, ...]:
     return (GLOO, *map(arm_of, POLICIES))
 
 
-def policy_of(arm: str, budget: float, stop: str) -> Policy | None:
-    """The policy of an arm; None for gloo. Raises ConfigError for a budget or stop rule that is none."""
+def policy_of(arm: str, budget: float, stop: str) -> Preset | None:
+    """The policy of an arm, with what it asks of the transport; None for gloo. Raises ConfigError for a budget or stop rule
+    that is none."""
     return next((make(budget, stop) for name, make in POLICIES.items() if arm_of(name) == arm), None)
