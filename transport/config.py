@@ -21,6 +21,9 @@ MAX_DATAGRAM_BYTES = 65_507
 MAX_PATHS = 64
 """The path id is one byte; feedback, sockets and polling cost grow with it."""
 
+MAX_COPIES = 16
+"""Of 90 % loss, 16 copies leave 19 %: more are not worth their bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
@@ -55,6 +58,9 @@ class TransportConfig:
     all ranks must use it) or ``fixed`` (a rate)."""
     rate_bps: float = 0.0
     """Sending rate of a rank for ``congestion="fixed"``, bits per second; 0 is unpaced."""
+    copies: int = 8
+    """Most copies of a chunk that leave in one go while a path loses more than a tenth of what it takes: as many as the loss
+    calls for and the window has room for. 1: none, each waits for the answer to the one before."""
     ifname: str = ""
     """Interface or address to use; empty: the one on the route to the master. Of several, ``eth0,eth1``, the paths take turns:
     path i of one rank meets path i of another, so list them in the same order everywhere."""
@@ -73,6 +79,8 @@ class TransportConfig:
             raise ConfigError(f"datagram_bytes={self.datagram_bytes}: must lie in 512..{MAX_DATAGRAM_BYTES}")
         if not 1 <= self.paths <= MAX_PATHS:
             raise ConfigError(f"paths={self.paths}: must lie in 1..{MAX_PATHS}")
+        if not 1 <= self.copies <= MAX_COPIES:
+            raise ConfigError(f"copies={self.copies}: must lie in 1..{MAX_COPIES}")
         if self.path_chunks < 0 or self.leaf_ranks < 1:
             raise ConfigError("path_chunks must not be negative, leaf_ranks at least 1")
         _check_path_choice(self.path_choice)

@@ -38,6 +38,7 @@ class Flight:
         "control",
         "cost",
         "count",
+        "decides",
         "first",
         "message",
         "nbytes",
@@ -58,7 +59,10 @@ class Flight:
         control: Control | None,
         cost: int,
         bursts: int = 1,
+        *,
+        decides: bool = True,
     ) -> None:
+        self.decides = decides  # no copies of its chunks follow: where it is lost, they are
         self.seq = seq
         self.count = count  # datagrams in each burst
         self.bursts = bursts

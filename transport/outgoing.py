@@ -23,6 +23,8 @@ BOUNDED_CLASS = 2
 LIKELY = 2.0
 """Standard deviations by which repairs of a bounded message exceed what its bound needs: in 49 of 50 passes enough arrive. One
 pass more costs a round trip or two; the repairs cost a few percent of the message."""
+FEW = 0.05
+"""Chunks that may be missing behind a pass of copies where all must arrive: one pass more in twenty."""
 DETACH_BYTES = 256 * 1024
 """Most that ``detach`` copies, a tenth of a millisecond's work; larger rests are cheaper to wait for."""
 
@@ -34,9 +36,11 @@ class Outgoing:
     __slots__ = (
         "acked",
         "again",
+        "again_loss",
         "chunks_resent",
         "chunks_sent",
         "cls",
+        "copies",
         "critical_lost",
         "detached",
         "done",
@@ -94,6 +98,10 @@ class Outgoing:
         self.acked = np.zeros(spec.chunks, np.bool_)
         self.lost: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self.again: npt.NDArray[np.uint32] = np.empty(0, np.uint32)  # repairs that may be in flight
+        self.again_loss = 0.0  # share of the repairs in flight that will be lost, all their copies
+        self.copies: deque[tuple[int, npt.NDArray[np.uint32], int]] = (
+            deque()
+        )  # class, chunks, times still to leave
         self.critical_lost = 0  # of them, those of class 0
         self.loss_share = 0.0  # of the path, as its sender sees it
         self.chunks_sent = 0
@@ -161,28 +169,29 @@ class Outgoing:
         if others <= 0 or others + len(self.again) <= self.may_miss:
             return self.critical_lost
         excess = others + self._repairs_lost() - self.may_miss
-        return self.critical_lost + min(others, self._enough(excess))
+        return self.critical_lost + min(others, _enough(excess, self.loss_share))
 
     def _repairs_lost(self) -> int:
         """How many of the repairs in flight will be lost, most likely."""
         if len(self.again):
             self.again = self.again[~self.acked[self.again]]
         flying = len(self.again)
-        spread = LIKELY * (flying * self.loss_share * (1.0 - self.loss_share)) ** 0.5
-        return min(flying, int(flying * self.loss_share + spread))
-
-    def _enough(self, excess: int) -> int:
-        """How many to send so that ``excess`` of them arrive: their mean number less ``LIKELY`` standard deviations."""
-        if excess <= 0:
-            return 0
-        arrive = 1.0 - self.loss_share
-        spread = LIKELY * (excess * self.loss_share) ** 0.5
-        return int((excess + spread) / arrive) + 1
+        spread = LIKELY * (flying * self.again_loss * (1.0 - self.again_loss)) ** 0.5
+        return min(flying, int(flying * self.again_loss + spread))
 
     @property
     def all_sent(self) -> bool:
-        """Every chunk has left once."""
-        return not self.queue and self.unoffered == 0 and (self.lanes is None or not self.lanes.waiting)
+        """Every chunk has left once, and the copies of those that had to have any."""
+        if self.queue or self.copies or self.unoffered:
+            return False
+        return self.lanes is None or not self.lanes.waiting
+
+    @property
+    def fresh(self) -> bool:
+        """First transmissions wait that may leave."""
+        if self.lanes is not None:
+            return self.lanes.next >= 0
+        return bool(self.queue) and self.queue[0][0] < self.limit
 
     @property
     def sendable_run(self) -> int:
@@ -197,8 +206,8 @@ class Outgoing:
                 self.lanes.raise_limit(limit)
 
     def aim(self) -> None:
-        """Turn ``cls`` to the class of what leaves next, if the chunks have classes: repairs before first transmissions, and of
-        either the most valuable."""
+        """Turn ``cls`` to the class of what leaves next, if the chunks have classes: repairs before first transmissions, of
+        either the most valuable, and copies behind them."""
         lanes = self.lanes
         if lanes is None:
             return
@@ -208,16 +217,40 @@ class Outgoing:
             self.cls = int(lanes.classes[self.lost].min())
         elif lanes.next >= 0:
             self.cls = lanes.next
+        elif self.copies:
+            self.cls = self.copies[0][0]
+
+    def times_first(self, most: int) -> int:
+        """How often a first transmission leaves on a path that loses ``loss_share``, at most ``most`` times, see ``_times``."""
+        chunks = self.spec.chunks
+        return _times(chunks, 0 if self._all_critical else self.may_miss, self.loss_share, most)
+
+    def times_again(self, most: int) -> int:
+        """The same of the repairs that leave next."""
+        if self._all_critical:
+            return _times(self.critical_lost, 0, self.loss_share, most)
+        others = len(self.lost) - self.critical_lost
+        flying = int(len(self.again) * self.again_loss)  # of the repairs in flight, the mean number that will be lost
+        return _times(others, max(self.may_miss - flying, 0), self.loss_share, most)
+
+    @property
+    def _all_critical(self) -> bool:
+        """What leaves next is critical."""
+        return self.lanes is not None and not self.cls
+
+    def repeat(self, chunks: npt.NDArray[np.uint32], times: int, *, again: bool) -> None:
+        """These chunks of class ``cls`` have just left, as repairs if ``again``; let them leave so many times in all. The last
+        time decides whether they are lost."""
+        if times > 1:
+            self.copies.append((self.cls, chunks, times - 1))
+        if again:
+            self.again_loss = self.loss_share**times
 
     def sendable(self) -> bool:
         """Something could leave now, credit permitting."""
         if self.done:
             return False
-        if not self.opened or self.end_due or self.repairable:
-            return True
-        if self.lanes is not None:
-            return self.lanes.next >= 0
-        return bool(self.queue) and self.queue[0][0] < self.limit
+        return not self.opened or bool(self.end_due or self.copies) or self.repairable > 0 or self.fresh
 
     def blocked(self) -> bool:
         """Chunks wait for a grant."""
@@ -281,6 +314,19 @@ class Outgoing:
             self.again = np.concatenate((self.again, taken))
         return taken
 
+    def take_copy(self, most: int) -> tuple[npt.NDArray[np.uint32], bool]:
+        """Chunks that leave once more, of class ``cls``, at most ``most``, and whether for the last time; may be empty. All leave
+        once before any leaves the next time: the longer between two copies, the less one loss takes both."""
+        cls, chunks, times = self.copies.popleft()
+        chunks = chunks[~self.acked[chunks]]
+        if len(chunks) > most:
+            self.copies.appendleft((cls, chunks[most:], times))
+            chunks = chunks[:most]
+        if times > 1 and len(chunks):
+            self.copies.append((cls, chunks, times - 1))
+        self.chunks_resent += len(chunks)
+        return chunks, times == 1
+
     def _set_lost(self, lost: npt.NDArray[np.uint32]) -> None:
         self.lost = lost
         if self.lanes is not None:
@@ -309,6 +355,7 @@ class Outgoing:
             return
         self.done = True
         self.queue.clear()
+        self.copies.clear()
         if self.lanes is not None:
             self.lanes.clear()
         self.source = _NOTHING
@@ -316,6 +363,24 @@ class Outgoing:
             callback: Any = self.on_done
             self.on_done = None
             callback(outcome)
+
+
+def _enough(excess: int, loss_share: float) -> int:
+    """How many to send so that ``excess`` of them arrive: their mean number less ``LIKELY`` standard deviations."""
+    if excess <= 0:
+        return 0
+    spread = LIKELY * (excess * loss_share) ** 0.5
+    return int((excess + spread) / (1.0 - loss_share)) + 1
+
+
+def _times(chunks: int, may_miss: int, loss_share: float, most: int) -> int:
+    """How often each of ``chunks`` leaves so that behind that pass no more than ``may_miss`` are missing, most likely; where
+    none may be, ``FEW``. Different chunks gain more than copies do, so each leaves once if that is enough."""
+    for times in range(1, most):
+        share = loss_share**times
+        if chunks * share <= FEW or (may_miss and _enough(chunks - may_miss, share) <= chunks):
+            return times
+    return max(most, 1)
 
 
 _NOTHING = ChunkSource(np.empty(0, np.uint8), 16)

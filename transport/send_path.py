@@ -18,6 +18,11 @@ ASKED_RTO_S = 3e-3
 """Least timeout of a repeated question on a path that loses much: in a burst of loss each pass of repair takes a few of them."""
 HEAVY_LOSS = 0.1
 """Loss share of a path above which questions are repeated sooner and in more copies, and END goes out twice behind a repair."""
+COPIED_LOSS = 0.4
+"""Loss share of a path above which chunks leave in copies: with less, a pass or two of repair are enough, and it may be that
+copies would make the loss, in a buffer that overflows."""
+COPIED_TIMEOUTS = 2.0
+"""Timeouts after which loss is no longer news: what leaves then is not sent in copies before it has been seen again."""
 MAX_RTO_S = 2.0
 """Largest timeout before back-off: paths of one second of round trip work still."""
 INITIAL_RTT_S = 30e-3
@@ -28,6 +33,10 @@ MAX_PROBE_GAP_S = 1.0
 """Longest distance between probes of a silent peer."""
 RELAPSE_S = 1.0
 """A path that is left again so soon after it came back is probed at twice the distance."""
+SETTLED_DATAGRAMS = 64
+"""Datagrams of which half are forgotten in ``heavy_share``: a burst of loss is known as such after one burst."""
+SETTLED_PRIOR = 16.0
+"""Datagrams that are taken to have arrived before any did: a few losses make no burst of loss."""
 FATE_DATAGRAMS = 256
 """Datagrams whose fate makes the loss by which paths are compared: 20 % show as 17 to 23."""
 FATE_PRIOR = 8
@@ -72,6 +81,9 @@ class SendPath:
         self.net_rtt = 0.0  # the network's share of the round trip, as last seen; 0: not yet
         self.acked_lately = 1.0
         self.lost_lately = 0.0
+        self.settled = SETTLED_PRIOR  # datagrams of bursts whose fate is known
+        self.settled_lost = 0.0  # the lost ones of them
+        self.lost_at = float("-inf")  # when something was last found lost
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
         self.marked_seen = 0  # datagrams with a congestion mark that it told of
@@ -95,9 +107,27 @@ class SendPath:
         """Share of the datagrams that were lost lately, at most 0.95."""
         return min(self.lost_lately / (self.acked_lately + self.lost_lately), 0.95)
 
-    def forget_loss(self) -> None:
-        """Let what was acknowledged and lost before weigh less than what comes now."""
-        self.acked_lately = max(0.75 * self.acked_lately, 1.0)
+    def loses_much(self, now: float) -> bool:
+        """It has just lost a good part of the chunks that it took."""
+        if now - self.lost_at >= COPIED_TIMEOUTS * self.rto:
+            return False
+        return self.settled_lost > COPIED_LOSS * self.settled
+
+    def settle(self, datagrams: int, lost: int) -> None:
+        """A burst of chunks is settled: so many of its datagrams are lost, the rest has arrived."""
+        keep = 0.5 ** (datagrams / SETTLED_DATAGRAMS)
+        self.settled = keep * self.settled + datagrams
+        self.settled_lost = keep * self.settled_lost + lost
+
+    @property
+    def heavy_share(self) -> float:
+        """The loss share that the next pass must reckon with, at most 0.95. Feedback tells of arrivals before it tells of losses:
+        bursts whose fate is settled say more than the last feedback, but for those that were the first to be hit."""
+        return max(self.loss_share, min(self.settled_lost / self.settled, 0.95))
+
+    def forget_loss(self, arrived: float) -> None:
+        """Feedback had news, of ``arrived`` datagrams: what was acknowledged and lost before weighs less than what came now."""
+        self.acked_lately = max(0.75 * (self.acked_lately - arrived), 1.0) + arrived
         self.lost_lately *= 0.75
 
     @property

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dblp.transport import wire
 from dblp.transport.burst import TRAIN_BURSTS, BurstBuffer, Train, burst_chunks
-from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.config import HEADER_BYTES, MAX_COPIES, TransportConfig
 from dblp.transport.flight import Control, Flight, SendSpace, full_mask
 from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
@@ -32,6 +32,8 @@ from dblp.transport.wire import Type
 
 CLEAN_LOSS = 0.5
 """Datagrams lost lately (a decaying count) below which a path is clean: the last burst says itself that it is the last."""
+CHEAP_BYTES = 32 * 1024
+"""What copies of a few chunks may take together, whatever their number: half a burst."""
 PROBE_COPIES = 4
 """Most copies of a probe, and of the answer to one that was repeated."""
 
@@ -289,7 +291,7 @@ class PeerSender:
         acknowledgements trickle in, would cost a system call and an answer for each bit (RFC 9293, section 3.8.6.2.1)."""
         stride = message.spec.chunk_bytes + HEADER_BYTES
         datagram = path.charge(stride, 1)
-        if message.repairable:
+        if message.repairable or (message.copies and not message.fresh):
             return datagram
         chunks = min(TRAIN_BURSTS * message.per_burst, message.sendable_run, most)
         train = path.charge(chunks * stride, chunks, -(-chunks // message.per_burst))
@@ -301,7 +303,10 @@ class PeerSender:
         space = path.spaces[message.cls]
         stride = message.spec.chunk_bytes + HEADER_BYTES
         burst_cost = path.charge(message.per_burst * stride, message.per_burst)
-        if not message.repairable and room >= 2 * burst_cost:
+        again = message.repairable > 0
+        copy = not again and bool(message.copies) and not message.fresh
+        times = 1 if copy else self._times(message, path, again, now)
+        if not (again or copy) and times == 1 and room >= 2 * burst_cost:
             free = min(room // burst_cost, space.free_bursts(), most // message.per_burst)
             bursts = message.whole_bursts(min(TRAIN_BURSTS, free))
             if bursts >= 2:
@@ -309,14 +314,22 @@ class PeerSender:
                 return self._train(message, path, space, bursts, ask, now)
         most = min(most, message.per_burst if room >= burst_cost else max(1, room // path.charge(stride, 1)))
         chunks: npt.NDArray[np.uint32] | None = None
-        again = message.repairable > 0
-        if again or message.lanes is not None:
+        first, decides = 0, times == 1
+        if copy:
+            chunks, decides = message.take_copy(most)
+            count = len(chunks)
+        elif again or message.lanes is not None:
             chunks = message.take_lost(most) if again else message.take_tagged(most)
-            first, count = 0, len(chunks)
-            if not count:
-                return None
+            count = len(chunks)
         else:
             first, count = message.take_run(most)
+        if not count:
+            if copy:
+                self._note_sent(message, path, False)
+            return None
+        if again or times > 1:
+            taken = np.arange(first, first + count, dtype=np.uint32) if chunks is None else chunks
+            message.repeat(taken, times, again=again)
         ask = room - path.charge(count * stride, count) < min(burst_cost, path.window() // 2)
         self._stamp(message, path, count, space.next_seq, ask, now)
         if chunks is None:
@@ -329,16 +342,37 @@ class PeerSender:
             )
         self._launch(
             Flight(
-                space.next_seq, count, nbytes, now, message, first, chunks, None, path.charge(nbytes, count)
+                space.next_seq,
+                count,
+                nbytes,
+                now,
+                message,
+                first,
+                chunks,
+                None,
+                path.charge(nbytes, count),
+                decides=decides,
             ),
             path,
             space,
             now,
         )
-        self._note_sent(message, path, not again)
+        self._note_sent(message, path, not again and not copy)
         return Burst(
             self._buffer.data[:nbytes], stride, path.path, message.cls, path.address, self._buffer.pointer
         )
+
+    def _times(self, message: Outgoing, path: SendPath, again: bool, now: float) -> int:
+        """How often what leaves next is to leave: once, but on a path that has just lost much. There it leaves in copies for
+        which the window has room, to fill the round trip in which nothing else would leave. Where all of them together are less
+        than a burst, their number is no object."""
+        if self.config.copies == 1 or not path.loses_much(now):
+            return 1
+        nbytes = len(message.lost) * message.spec.chunk_bytes if again else message.spec.nbytes
+        most = max(self.config.copies, min(CHEAP_BYTES // nbytes, MAX_COPIES))
+        most = min(most, path.window() // nbytes)
+        message.loss_share = path.heavy_share
+        return message.times_again(most) if again else message.times_first(most)
 
     def _train(
         self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
@@ -516,15 +550,19 @@ class PeerSender:
                 self._grant(message, limit)
         before = path.inflight_bytes
         self._whole = 0
-        path.forget_loss()
-        arrived = path.acked_lately
+        before_news = path.acked_lately
         news = {
             space.cls & 3
             for space in feedback.spaces
             if self._on_masks(path, path.spaces[space.cls & 3], space, now)
         }
+        arrived = path.acked_lately - before_news
+        if news:
+            path.forget_loss(arrived)
+        if self._whole:
+            path.settle(self._whole, 0)
         if several is not None:
-            path.note_fate(path.acked_lately - arrived, 0)
+            path.note_fate(arrived, 0)
             self._hear(several, path, feedback, bool(news), now)
         if news and newer:
             # From the datagram that arrived last: older flights in the same report may have waited long for a feedback that
@@ -657,6 +695,7 @@ class PeerSender:
         path.inflight_cost -= flight.cost
         lost = flight.unacked.bit_count()
         path.lost_lately += lost
+        path.lost_at = now
         if self._several is not None:
             path.note_fate(0, lost)
         path.congestion.on_lost(flight.nbytes, now=now)
@@ -666,11 +705,13 @@ class PeerSender:
             elif flight.control.type is Type.END:
                 self._end_again(self.messages.get(flight.control.message), path)
             return
+        path.settle(flight.count * flight.bursts, lost)
         space.lost.append(flight)
         message = flight.message
         if message is not None and not message.done:
-            message.loss_share = path.loss_share
-            message.add_lost(flight.chunks_at(flight.unacked))
+            if flight.decides:
+                message.loss_share = path.heavy_share
+                message.add_lost(flight.chunks_at(flight.unacked))
             self._end_again(message, path)
             self._wake(message)
 
@@ -814,8 +855,9 @@ class PeerSender:
             for space in path.spaces:
                 while space.flights:
                     self._take_off(path, space.flights.popleft())
-        for suspect in [other for other in several.suspects if several.is_dead(other, now)]:
-            self._condemn(several, suspect, now)
+        for suspect in [*several.suspects]:
+            if several.is_dead(suspect, now):
+                self._condemn(several, suspect, now)
 
     def _judge(self, several: PeerPaths, path: SendPath, now: float) -> bool:
         """The timeout of a path: True if it is dead, was so, or its time has not come; then no other question is needed."""
@@ -839,9 +881,8 @@ class PeerSender:
 
     def _condemn(self, several: PeerPaths, path: SendPath, now: float) -> None:
         """Our own verdict: leave the path, and tell the peer."""
-        if several.may_leave(path):
-            self._leave(several, path, now)
-            self.control.append(Control(Type.LEFT, 0, wire.encode_left(1 << path.path)))
+        self._leave(several, path, now)
+        self.control.append(Control(Type.LEFT, 0, wire.encode_left(1 << path.path)))
 
     def _leave(self, several: PeerPaths, path: SendPath, now: float) -> None:
         """Give up what is in flight on a path: it goes out again on the others."""

@@ -50,12 +50,13 @@ class Incast:
         if not sent:
             return
         self._rounds += 1
-        if self._rounds > 1:  # in the first one, congestion windows open: its time says little of the next
-            self._note(seconds / sent)
-            best = min(self._times, key=lambda limit: self._times[limit][0])
-            if self._slower(self.limit, best):
-                self.limit = best
-                return
+        if self._rounds == 1:
+            return  # congestion windows open: neither its loss nor its time says much of the next
+        self._note(seconds / sent)
+        best = min(self._times, key=lambda limit: self._times[limit][0])
+        if self._slower(self.limit, best):
+            self.limit = best
+            return
         wanted = max(1, self.limit // 2) if resent > LOSSY * sent else min(self.peers, self.limit + 1)
         if wanted not in self._times or not self._slower(wanted, self.limit):
             self.limit = wanted

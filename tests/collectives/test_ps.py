@@ -27,14 +27,15 @@ ALGORITHMS = [
     ("ps(servers=0+1+2)", []),
     ("ps(serve_only)", [0]),
     ("ps(servers=2+0,serve_only)", [0, 2]),
+    ("ps(serve_only,whole)", [0]),
 ]
 
 
 @pytest.mark.parametrize(("algorithm", "idle"), ALGORITHMS)
-@pytest.mark.parametrize("world_size", [3, 4, 6])
+@pytest.mark.parametrize("world_size", [3, 6])
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 def test_servers_serve_and_all_who_train_contribute(run, algorithm, idle, world_size, op):
-    counts = [0, 1, 300, 9000]
+    counts = [0, 1, 300, 3000]
     workers = [rank for rank in range(world_size) if rank not in idle]
 
     async def member(group):
@@ -160,6 +161,8 @@ def test_ranks_with_other_options_find_out():
 
 def test_the_limit_halves_on_loss_and_grows_when_clean():
     incast = Incast(8)
+    incast.on_round(1000, 900, 9.0)
+    assert incast.limit == 8, "windows open in the first round: it tells nothing"
     limits = []
     for resent in (100, 100, 0, 0, 0, 0, 0, 0):
         incast.on_round(1000, resent, 1.0)
@@ -171,7 +174,7 @@ def test_the_limit_halves_on_loss_and_grows_when_clean():
 
 def test_a_limit_that_is_slower_is_left_until_it_is_forgotten():
     incast = Incast(8)
-    incast.on_round(1000, 0, 0.1)  # windows open in the first round: its time does not count
+    incast.on_round(1000, 0, 0.1)
     incast.on_round(1000, 500, 1.0)
     incast.on_round(1000, 0, 1.2)
     tried = []
@@ -240,24 +243,46 @@ def test_eight_to_one_through_a_small_buffer_is_quicker_when_few_may_send():
     assert time < 0.9 * fixed_time and resent < 0.5 * fixed_resent
 
 
-@pytest.mark.xfail(
-    reason="open: since senders wait for room, the limit finds its way back later than this run lasts"
-)
 def test_where_fewer_senders_only_take_longer_all_stay():
     """At 1 Gb/s the queue drains between the senders' bursts: pushes and pulls of all overlap best."""
     found = Incast(8)
-    found_time, _ = incast_rounds(found, 5, gbit=1, queue="256KB", count=1 << 16)
+    found_time, _ = incast_rounds(found, 7, gbit=1, queue="256KB", count=1 << 16)
     few_time, _ = incast_rounds(_Fixed(1), 4, gbit=1, queue="256KB", count=1 << 16)
     assert found.limit == 8 and found_time < 0.9 * few_time
 
 
+def test_whole_results_leave_when_the_last_push_has_ended():
+    """Over links that take 8 ms for the array each way, pushes and pulls overlap, unless the server waits for the whole."""
+
+    async def main(algorithm):
+        network = Network(asyncio.get_running_loop(), 1, host=HostSpec(egress_bps=1e9))
+        ports = [network.port(f"h{rank}") for rank in range(2)]
+        peers = [list(port.addresses) for port in ports]
+        config = TransportConfig()
+        connects = [
+            Endpoint.connect(port, rank=rank, world_size=2, config=config, session=1, peers=peers)
+            for rank, port in enumerate(ports)
+        ]
+        groups = [Group(endpoint) for endpoint in await asyncio.gather(*connects)]
+        for _ in range(4):
+            arrays = [np.ones(1 << 18, np.float32) for _ in groups]
+            tasks = [g.all_reduce(a, algorithm=algorithm) for g, a in zip(groups, arrays, strict=True)]
+            reports = await asyncio.gather(*tasks)
+        assert all((array == 2.0).all() for array in arrays)
+        return max(report.duration_s for report in reports)
+
+    pipelined, whole = (run_virtual(main(algorithm)) for algorithm in ("ps", "ps(whole)"))
+    assert pipelined < 0.75 * whole
+    assert whole > 2 * 8 * (1 << 20) / 1e9
+
+
 def test_bounded_pushes_take_turns_too(run):
     async def member(group):
-        array = values(group.rank, 60_000, "float32")
+        array = values(group.rank, 20_000, "float32")
         group._incast.limit = 1
         report = await group.all_reduce(array, policy=Bounded(0.1), algorithm="ps")
         return array.tobytes(), report.missing_share
 
     results = run(member, 6)
-    wanted = total(values(rank, 60_000, "float32") for rank in range(6)).tobytes()
+    wanted = total(values(rank, 20_000, "float32") for rank in range(6)).tobytes()
     assert {bits for bits, _ in results} == {wanted}

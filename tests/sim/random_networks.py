@@ -65,6 +65,8 @@ class Plan:
     regroup: float
     block: float
     paths: int
+    paths_how: dict[str, Any] = field(default_factory=dict)
+    """Settings of the choice among several paths."""
     fault: Fault | None
     real: bool = False
     """Contributions are any numbers, for tests that compare bits: nothing can be read off their sum."""
@@ -111,9 +113,20 @@ def plan(seed: int, *, faulty: bool = False) -> Plan:
         ),
         regroup=float(rng.choice([0.0, 0.3, 1.0])),
         block=float(rng.choice([0.0, 0.0, 0.1])),
-        paths=int(rng.choice([1, 1, 2, 3])),
+        paths=int(rng.choice([1, 1, 2, 3, 5, 8])),
+        paths_how=_paths_how(seed),
         fault=_fault(rng, world_size) if faulty else None,
     )
+
+
+def _paths_how(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng([seed, 3])
+    name = str(rng.choice(["spray", "random", "reps", "ethereal", "single"]))
+    return {
+        "path_choice": name,
+        "path_chunks": int(rng.choice([0, 0, 1, 16])),
+        "leaf_ranks": int(rng.integers(1, 4)),
+    }
 
 
 def _elements(rng: np.random.Generator, link: Link, world_size: int) -> int:
@@ -224,6 +237,7 @@ class _Job:
             early_bytes=EARLY_BYTES,
             window_bytes=262_144,
             paths=plan.paths,
+            **plan.paths_how,
         )
         ports = [network.port(_host(rank), plan.paths) for rank in range(plan.world_size)]
         peers = [list(port.addresses) for port in ports]

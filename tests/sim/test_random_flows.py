@@ -16,7 +16,7 @@ from tests.sim.network_checks import arrived_bits, check_faulty, check_healthy
 from tests.sim.random_networks import Outcome, Plan, plan, play
 
 ALGORITHMS = ["ring", "halving_doubling", "hierarchical", "ps", "ps(servers=1,serve_only)"]
-NETWORKS, FAULTS = 8, 4
+NETWORKS, FAULTS = 5, 3
 """Plans an algorithm."""
 
 

@@ -136,14 +136,14 @@ class PeerPaths:
 
     def is_dead(self, path: SendPath, now: float) -> bool:
         """Silent for a timeout while another path answered something that was sent later."""
-        if not path.alive or path.silent_at() > now:
+        if not self.may_leave(path) or path.silent_at() > now:
             return False
         since = max(path.unanswered_at(), path.progress_at)
         return any(other.answered_at >= since for other in self.living if other is not path)
 
     def may_leave(self, path: SendPath) -> bool:
-        """The path is alive, and not the last one that is."""
-        return path.alive and len(self.living) > 1
+        """The path is alive, and not the last one that is (nor one that is never used)."""
+        return path in self.living and len(self.living) > 1
 
     def leave(self, path: SendPath, now: float) -> None:
         """The path is dead: nothing but probes takes it."""
