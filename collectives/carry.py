@@ -13,8 +13,9 @@ Everything is in float32 (float64 for float64), so that gradients of half types 
 Bounds (``transport.policy.CarryBound``). ``NORM``: pieces of ``PIECE`` elements, about a chunk each, are dropped whole, those
 with the least energy first, until the carry's norm is at most ``limit`` times that of the rank's new gradient; a sum of k
 ranks weighs a k-th of its norm. Where nothing was carried before and the algorithm has weighed what it sent, the norm of that
-part stands for the gradient's: it costs nothing. ``AGE``: what a round kept is dropped when the ``limit`` rounds after it did not
-deliver it.
+part stands for the gradient's: it costs nothing. ``DECAY``: as ``NORM``, but of all that a round lost half is dropped first, so
+that what was lost j times in a row weighs 2^-j. ``AGE``: what a round kept is dropped when the ``limit`` rounds after it did not
+deliver it. Whole pieces and halves leave every sum exact.
 
 What is infinite or not a number (a gradient that overflowed, as with automatic loss scaling) is discarded at once under every
 bound, and a velocity restarts there: it would spoil all rounds to come.
@@ -47,6 +48,8 @@ PIECE = 352
 """Elements that are dropped together: the float32 payload of a datagram of 1464 bytes, less six for the alignment."""
 _NO_WARNINGS = np.errstate(over="ignore", invalid="ignore")
 """A gradient that overflows is a matter of those who train; numpy would warn of it once more."""
+_BY_NORM = (CarryBound.NORM, CarryBound.DECAY)
+"""Bounds that compare norms."""
 STATE_VERSION = 1
 """Of ``CarryStore.state_dict``."""
 
@@ -156,7 +159,7 @@ class Residual:
         self._kept = self._ranks = self._rounding = None
         self._fresh_energy = None
         fresh = self._advance_velocity(array)
-        weigh &= rule is not None and rule.bound is CarryBound.NORM and contributes
+        weigh &= rule is not None and rule.bound in _BY_NORM and contributes
         if self.empty and fresh is None:
             if weigh:
                 self._fresh_energy = energy(array, kind)
@@ -200,19 +203,20 @@ class Residual:
             return NOTHING, NOTHING
         kept = self._zeros() if kept is None else kept
         lost = kept != 0 if before and rule is not None and rule.bound is CarryBound.AGE else None
+        if rule is None:
+            return NOTHING, self._discard(kept if rounding is None else kept + rounding)
+        half = kept * self.dtype.type(0.5) if rule.bound is CarryBound.DECAY else None  # not of the rounding
         if rounding is not None:
             kept += rounding
-        if rule is None:
-            return NOTHING, self._discard(kept)
-        spoiled = self._drop_spoiled(kept, before)
+        spoiled = self._drop_spoiled(kept, before if half is None else [half])
+        reference = energy_sent if self._fresh_energy is None else self._fresh_energy
         if rule.bound is CarryBound.AGE:
             discarded = self._drop_old(kept, before, lost, int(rule.limit))
         else:
-            reference = energy_sent if self._fresh_energy is None else self._fresh_energy
             self._layers = [kept]
-            discarded = NOTHING
-            if rule.bound is CarryBound.NORM:
-                discarded = self._drop_small(kept, rule.limit**2 * reference)
+            discarded = self._drop_half(kept, half)
+            if rule.bound in _BY_NORM:
+                discarded += self._drop_small(kept, rule.limit**2 * reference)
         carried = _account(self._layers[0] if len(self._layers) == 1 else self.values)
         if not carried.elements:
             self._layers = []
@@ -246,6 +250,13 @@ class Residual:
             kept -= layer
         self._layers = [kept, *before[: limit - 1]]
         return self._discard(before[limit - 1]) if len(before) >= limit else NOTHING
+
+    def _drop_half(self, kept: Array, half: Array | None) -> Account:
+        """Take ``half`` from ``kept``, in place."""
+        if half is None:
+            return NOTHING
+        kept -= half
+        return self._discard(half)
 
     def _drop_small(self, kept: Array, most: float) -> Account:
         """Drop pieces of ``kept``, the least energy first, until its energy is at most ``most``; in place."""

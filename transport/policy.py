@@ -61,10 +61,12 @@ class CarryBound(enum.Enum):
 
     NORM = "norm"
     """Whole chunks are dropped, smallest first, until the carry's norm is at most ``limit`` times the gradient's."""
+    DECAY = "decay"
+    """Half of what a round lost is dropped, so that a chunk lost j times in a row weighs 2^-j; and as ``norm``."""
     AGE = "age"
     """What was not delivered for ``limit`` rounds is dropped."""
     NONE = "none"
-    """Nothing is dropped: diverges at high loss (docs/policies.md); for comparisons."""
+    """Nothing is dropped: can diverge at high loss (docs/carry.md); for comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

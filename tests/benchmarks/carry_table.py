@@ -6,7 +6,9 @@
 
 Workers train in one process, with the same batches and parameters as in ``dblp train``; every chunk of a contribution is lost
 with the same chance, at every step, but for a worker's own part of its own shard. Arms of one seed see the same losses. Each
-cell is the mean over the seeds and their standard deviation; ``exact`` loses nothing.
+cell is the mean over the seeds and their standard deviation; ``exact`` loses nothing. ``default`` is the preset: what starves is
+critical, and what exceeds its budget is repaired by value; in the other arms what is lost stays lost. Records are written after
+each cell, so that a run may be cut short.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,36 +32,39 @@ from dblp.cli.train.optimizers import MOMENTUM
 from dblp.cli.train.recipes import OPTIMIZERS, SGD, default_data, default_model, recipe_of
 from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
-from dblp.transport.policy import Carry, CarryBound, Fill
-from tests.benchmarks.lossy_all_reduce import LossyAllReduce
+from dblp.collectives.presets import preset
+from dblp.transport.policy import MAX_CRITICAL_SHARE, Carry, CarryBound, Fill, Policy
+from tests.benchmarks.lossy_all_reduce import NO_REPAIR, Floats, LossyAllReduce
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """What is done about a chunk that is lost."""
-
-    fill: Fill = Fill.ZERO
-    carry: Carry | None = None
-
-    @property
-    def momentum(self) -> float:
-        """What is left to the optimiser: none where the carry is of velocities (DGC, section 3.2)."""
-        return 0.0 if self.carry is not None and self.carry.momentum else MOMENTUM
+def _bare(**fields: Any) -> Policy:
+    """What is lost stays lost: no tags, no repair."""
+    return Policy(budget=NO_REPAIR, gather_budget=0.0, **fields)
 
 
-def _carry(bound: CarryBound, limit: float = 1.0, **more: Any) -> Arm:
-    return Arm(carry=Carry(bound=bound, limit=limit, **more))
+def _carry(bound: CarryBound, limit: float = 1.0, **more: Any) -> Policy:
+    return _bare(carry=Carry(bound=bound, limit=limit, **more))
 
 
-ARMS: Mapping[str, Arm] = {
-    "zero": Arm(),
-    "rescale": Arm(fill=Fill.RESCALE),
+def _default(**changes: Any) -> Policy:
+    """The preset's reduce leg; the gather leg is exact here."""
+    policy = preset("default").policy
+    return replace(policy, budget=policy.reduce_leg_budget, gather_budget=0.0, **changes)
+
+
+ARMS: Mapping[str, Policy] = {
+    "zero": _bare(),
+    "rescale": _bare(fill=Fill.RESCALE),
     "carry": _carry(CarryBound.NONE),
     "age 1": _carry(CarryBound.AGE, 1),
     "age 2": _carry(CarryBound.AGE, 2),
     "norm 0.5": _carry(CarryBound.NORM, 0.5),
     "norm 1": _carry(CarryBound.NORM, 1.0),
     "norm 2": _carry(CarryBound.NORM, 2.0),
+    "decay": _carry(CarryBound.DECAY),
+    "default": _default(),
+    "default, 10 % critical": _default(critical_share=MAX_CRITICAL_SHARE),
+    "zero, 10 % critical": _default(critical_share=MAX_CRITICAL_SHARE, carry=None),
     "norm 1, momentum": _carry(CarryBound.NORM, 1.0, momentum=MOMENTUM),
     "norm 1, momentum, masked": _carry(CarryBound.NORM, 1.0, momentum=MOMENTUM, masking=True),
     "carry, momentum": _carry(CarryBound.NONE, momentum=MOMENTUM),
@@ -74,23 +79,31 @@ def experiment(
 ) -> dict[str, Any]:
     """One training as a record."""
     recipe = recipe_of(options.data, options.model)
-    chosen = ARMS.get(arm, Arm())
+    policy = ARMS.get(arm, Policy())
     batch = options.batch or recipe.batch
     steps = options.steps or recipe.epochs * (len(samples) // batch)
     plan = StandIn(
         model=options.model,
         optimizer=optimizer,
-        lr=options.lr or recipe.lr[optimizer],
+        lr=options.lr or options.rate * recipe.lr[optimizer],
         batch=batch,
         steps=steps,
         seed=seed,
         workers=options.workers,
         constant=options.constant,
-        momentum=chosen.momentum,
+        momentum=_momentum(policy),
     )
     start = time.perf_counter()
+    missing = []
+    all_reduce = LossyAllReduce(loss, seed, policy, every=options.every)
+
+    def counted(gradients: Floats) -> Floats:
+        average = all_reduce(gradients)
+        missing.append(all_reduce.missing_share)
+        return average
+
     with np.errstate(over="ignore", invalid="ignore"):  # an arm may diverge: that is a result
-        score: Score = train(plan, samples, LossyAllReduce(loss, seed, fill=chosen.fill, carry=chosen.carry))
+        score: Score = train(plan, samples, counted)
     return {
         "optimizer": optimizer,
         "arm": arm,
@@ -99,8 +112,14 @@ def experiment(
         "steps": steps,
         "test_accuracy": score.accuracy,
         "test_perplexity": score.perplexity,
+        "missing_share": float(np.mean(missing)),
         "seconds": time.perf_counter() - start,
     }
+
+
+def _momentum(policy: Policy) -> float:
+    """What is left to the optimiser: none where the carry is of velocities (DGC, section 3.2)."""
+    return 0.0 if policy.carry is not None and policy.carry.momentum else MOMENTUM
 
 
 def table(records: Sequence[Mapping[str, Any]], optimizer: str, losses: Sequence[float]) -> Table:
@@ -145,6 +164,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="by default the recipe's epochs")
     parser.add_argument("--batch", type=int, help="by default the recipe's")
     parser.add_argument("--lr", type=float, help="by default the recipe's")
+    parser.add_argument("--rate", type=float, default=1.0, help="times the recipe's learning rate")
+    parser.add_argument("--every", type=int, default=1, help="one step in so many loses, the others nothing")
     parser.add_argument("--constant", action="store_true", help="keep the learning rate constant")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -165,14 +186,16 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     for optimizer in parse_choices("--optimizers", options.optimizers, OPTIMIZERS):
         cells = [(EXACT, 0.0)]
-        cells += [
-            (arm, loss) for arm in arms for loss in losses if optimizer == SGD or ARMS[arm].momentum > 0.0
-        ]
+        cells += [(arm, loss) for arm in arms for loss in losses if optimizer == SGD or _momentum(ARMS[arm])]
         for arm, loss in cells:
             records += [experiment(options, samples, optimizer, arm, loss, seed) for seed in seeds]
             values = _of(records, optimizer, arm, loss)
             console.print(f"{optimizer} {arm} {loss:.0%}: {values.mean():.2f}", highlight=False)
+            _write(options, records)
         console.print(table(records, optimizer, losses))
+
+
+def _write(options: argparse.Namespace, records: Sequence[Mapping[str, Any]]) -> None:
     if options.json is not None:
         chosen = {name: str(value) for name, value in vars(options).items()}
         write_json(options.json, document("carry_table", records, options=chosen))

@@ -21,7 +21,8 @@ ALGORITHMS = [
 ]  # fmt: skip
 BOUNDS = [
     Carry(),
-    Carry(limit=0.2),
+    Carry(bound=CarryBound.NORM, limit=0.2),
+    Carry(bound=CarryBound.DECAY),
     Carry(bound=CarryBound.AGE),
     Carry(bound=CarryBound.AGE, limit=2),
     Carry(bound=CarryBound.NONE),
@@ -211,7 +212,7 @@ def test_without_a_residual_nothing_is_carried():
 
 
 def test_reports_say_what_became_of_what_is_missing():
-    policy = Policy(budget=0.5, carry=Carry(limit=0.5))
+    policy = Policy(budget=0.5, carry=Carry(bound=CarryBound.NORM, limit=0.5))
     books = keep_books(run_memory, 3, policy, "direct", count=60_000, loss=1.0, chunk_bytes=512)
     for book in books:
         report = book.reports[-1]

@@ -47,8 +47,8 @@ class Reference:
         if self.rule.bound is CarryBound.AGE:
             self.kept = [part * lost for part in [self.fresh, *self.kept][: int(self.rule.limit)]]
         else:
-            carried = self.sent * lost
-            if self.rule.bound is CarryBound.NORM:
+            carried = self.sent * lost * np.float32(0.5 if self.rule.bound is CarryBound.DECAY else 1.0)
+            if self.rule.bound in (CarryBound.NORM, CarryBound.DECAY):
                 carried = np.stack([self.within(*pair) for pair in zip(carried, self.fresh, strict=True)])
             self.kept = [carried]
         if self.rule.masking:
@@ -77,6 +77,19 @@ def test_what_is_lost_comes_with_the_next_gradient():
     assert carried == Account() and residual.empty
 
 
+def test_what_is_lost_again_and_again_halves_each_time():
+    residual = Residual(PIECE + 10)
+    first, nothing = np.full(PIECE + 10, 24, np.float32), np.zeros(PIECE + 10, np.float32)
+    rule, part = Carry(bound=CarryBound.DECAY, limit=100.0), slice(0, 5)
+    small = np.full(PIECE + 10, 1, np.float32)
+    sent = [losing(residual, gradient, [part], rule)[0][part].tolist() for gradient in (first, small, small)]
+    assert sent == [[24.0] * 5, [13.0] * 5, [7.5] * 5]
+    _, carried, discarded = losing(residual, nothing, [part], replace(rule, limit=1.0))
+    assert carried == Account(), "a gradient of nothing bounds a carry at nothing"
+    assert (discarded.total, discarded.energy) == (3.75 * 5, 1.875**2 * 5 * 2)
+    assert residual.empty
+
+
 def test_without_a_rule_what_is_carried_is_delivered_and_nothing_new_is_kept():
     residual = Residual(10)
     losing(residual, np.ones(10, np.float32), [slice(0, 4)], FREE)
@@ -88,7 +101,16 @@ def test_without_a_rule_what_is_carried_is_delivered_and_nothing_new_is_kept():
 @pytest.mark.parametrize(("momentum", "masking"), [(0.0, False), (0.9, False), (0.9, True)])
 @pytest.mark.parametrize(
     ("bound", "limit"),
-    [("norm", 1.0), ("norm", 0.3), ("age", 1.0), ("age", 2.0), ("age", 3.0), ("none", 1.0)],
+    [
+        ("norm", 1.0),
+        ("norm", 0.3),
+        ("decay", 1.0),
+        ("decay", 0.4),
+        ("age", 1.0),
+        ("age", 2.0),
+        ("age", 3.0),
+        ("none", 1.0),
+    ],
 )
 @pytest.mark.parametrize("loss", [0.1, 0.6])
 def test_the_rules_are_those_of_the_reference(bound, limit, momentum, masking, loss):
@@ -112,7 +134,7 @@ def test_the_rules_are_those_of_the_reference(bound, limit, momentum, masking, l
 @given(
     size=st.integers(1, 3000),
     limit=st.sampled_from([0.2, 1.0, 3.0]),
-    bound=st.sampled_from(["norm", "age", "none"]),
+    bound=st.sampled_from(["norm", "decay", "age", "none"]),
     share=st.floats(0.0, 1.0),
     kind=st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
     seed=st.integers(0, 1000),
@@ -140,7 +162,7 @@ def test_nothing_leaves_the_account(size, limit, bound, share, kind, seed):
         delivered += sent
         carried, discarded = residual.settle(float(np.square(gradient).sum()))
         discarded_total += discarded.total
-        if bound == "norm":
+        if bound in ("norm", "decay"):
             assert carried.energy <= limit**2 * np.square(gradient).sum() * (1 + 1e-5)
     everything = delivered + residual.values + sum(discards, start=np.zeros(size))
     assert (everything == contributed).all()
@@ -151,7 +173,7 @@ def test_the_least_energy_is_dropped_first():
     residual = Residual(3 * PIECE)
     gradient = np.repeat(np.array([3.0, 1.0, 2.0], np.float32), PIECE)
     rule = Carry(
-        limit=3.2 / 14**0.5
+        bound=CarryBound.NORM, limit=3.2 / 14**0.5
     )  # of the energies 9, 1 and 4, the largest and the least would fit, not both largest
     _, carried, discarded = losing(residual, gradient, [slice(0, gradient.size)], rule)
     assert carried.total == 3 * PIECE
@@ -163,12 +185,12 @@ def test_a_sum_of_ranks_weighs_its_share_of_the_norm():
     for divisor in (1, 4):
         residual = Residual(100)
         array = np.ones(100, np.float32)
-        residual.begin(array, F32, Carry(limit=1.0))
+        residual.begin(array, F32, Carry(bound=CarryBound.NORM))
         residual.keep(0, np.full(100, 4.0 / divisor, np.float32), divisor=divisor, ranks=4)
         carried, discarded = residual.settle(100.0)
         assert (carried.total, discarded.total) == (400.0, 0.0)
     residual = Residual(100)
-    residual.begin(array, F32, Carry(limit=1.0))
+    residual.begin(array, F32, Carry(bound=CarryBound.NORM))
     residual.keep(0, np.full(100, 4.0, np.float32))
     assert residual.settle(100.0)[0] == Account()
 
@@ -182,8 +204,20 @@ def test_half_types_carry_what_rounding_took():
     assert residual.values.tolist() == [1.0, -1.0, 1.0, 0.0] and carried.elements == 3
 
 
+def test_decay_leaves_what_rounding_took():
+    residual = Residual(2)
+    half, rule = DTYPES["float16"], Carry(bound=CarryBound.DECAY, limit=1e4)
+    losing(residual, np.full(2, 4096.0, np.float16), [slice(0, 2)], rule, half)
+    sent, _, discarded = losing(residual, np.array([1, 1], np.float16), [slice(0, 1)], rule, half)
+    assert sent.tolist() == [2048.0, 2048.0]
+    assert residual.values.tolist() == [1025.0, 1.0] and discarded.total == 1024.0
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("rule", [Carry(), FREE, Carry(bound=CarryBound.AGE, limit=3)])
+@pytest.mark.parametrize(
+    "rule",
+    [Carry(bound=CarryBound.NORM), Carry(bound=CarryBound.DECAY), FREE, Carry(bound=CarryBound.AGE, limit=3)],
+)
 def test_what_overflowed_does_not_come_back(rule, momentum):
     """An infinite gradient is discarded where it was lost; all else is carried as ever, also what is older."""
     rule = replace(rule, momentum=momentum)
@@ -194,11 +228,11 @@ def test_what_overflowed_does_not_come_back(rule, momentum):
     spoiled[[3, 7, 2 * PIECE]] = np.inf, -np.inf, np.nan
     sent, carried, discarded = losing(residual, spoiled, [slice(0, PIECE)], rule)
     assert not np.isfinite(sent[[3, 7]]).any() and np.isfinite(carried.energy)
-    assert discarded.elements == 2 or rule.bound is CarryBound.NORM
+    assert discarded.elements == 2 or rule.bound in (CarryBound.NORM, CarryBound.DECAY)
     assert residual.values[3] == residual.values[7] == 0
     sent, carried, discarded = losing(residual, gradient, [], rule)
     assert np.isfinite(sent).all() and (sent[[3, 7]] == 1).all()
-    if rule.bound is not CarryBound.NORM:
+    if rule.bound in (CarryBound.NONE, CarryBound.AGE):
         assert (np.delete(sent[:PIECE], [3, 7]) >= 3).all()
     assert (carried, discarded) == (Account(), Account())
 
