@@ -73,10 +73,10 @@ class CarryBound(enum.Enum):
 class Carry:
     """What a sender does with gradient that did not arrive: it is added to its next one."""
 
-    bound: CarryBound = CarryBound.NORM
-    """How the carry is bounded."""
+    bound: CarryBound = CarryBound.DECAY
+    """How the carry is bounded; the default is measured (docs/carry.md)."""
     limit: float = 1.0
-    """The bound: a multiple of the gradient's norm, or rounds."""
+    """The bound: a multiple of the norm of the rank's new gradient (``NORM`` and ``DECAY``), or rounds (``AGE``)."""
     momentum: float = 0.0
     """DGC's momentum correction (arXiv 1712.01887, section 3.2): the carry is of velocities with this factor; 0: of gradients."""
     masking: bool = False
