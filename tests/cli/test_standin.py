@@ -95,3 +95,40 @@ def test_steps_go_on_over_the_end_of_an_epoch(digits):
 
     train(dataclasses.replace(PLAN, steps=len(digits) // 64 + 3), digits, all_reduce)
     assert count == len(digits) // 64 + 3
+
+
+def test_workers_with_parameters_of_their_own_drift_as_their_averages_do(digits):
+    """With equal averages they are the one model; a worker that got nothing in the first step is apart from then on."""
+    plan = dataclasses.replace(PLAN, steps=4)
+    train(plan, digits, average)
+    alone, seen = parameters(digits), []
+
+    def watch(step, replicas, score):
+        seen.append((step, replicas.copy(), score().accuracy))
+
+    plan = dataclasses.replace(plan, replicas=True)
+    train(plan, digits, lambda gradients: np.repeat([gradients.mean(0)], 4, 0), watch)
+    assert [step for step, _, _ in seen] == [1, 2, 3, 4]
+    assert all((row == alone.numpy()).all() for row in seen[-1][1])
+    assert seen[-1][2] > 0.1
+
+    def uneven(gradients):
+        averages = np.repeat([gradients.mean(0)], 4, 0)
+        averages[3] *= bool(seen)
+        return averages
+
+    seen.clear()
+    train(plan, digits, uneven, watch)
+    last = seen[-1][1]
+    assert (last[1] == last[0]).all() and (last[2] == last[0]).all()
+    assert np.linalg.norm(last[3] - last[0]) > 1e-3
+
+
+def test_a_watch_may_change_the_parameters(digits):
+    plan = dataclasses.replace(PLAN, steps=2)
+
+    def reset(step, replicas, score):
+        replicas[:] = 0.5
+
+    train(plan, digits, average, reset)
+    assert (parameters(digits) == 0.5).all()

@@ -1,8 +1,9 @@
 """Training of several workers in one process, with an all-reduce that is a function: for experiments on what a loss does to
 training, where a network would only take time.
 
-All replicas hold the same parameters after every step, as they do under dblp, so there is one model. Each worker's gradient
-is that of its own part of the batch; the parts, their order and the learning rate are those of ``dblp train``.
+Where an all-reduce gives one average, as dblp's does, all replicas hold the same parameters after every step, and there is one
+model. Where each worker gets an average of its own, each steps with it, and replicas drift apart. Each worker's gradient is that
+of its own part of the batch; the parts, their order and the learning rate are those of ``dblp train``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from dblp.cli.train.samples import Samples, Score, loss_of
 
 Gradients = npt.NDArray[np.float32]
 AllReduce = Callable[[Gradients], Gradients]
-"""The workers' gradients (workers, n), to be kept or changed, to what every worker steps with (n,)."""
+"""The workers' gradients (workers, n), to be kept or changed, to what every worker steps with: (n,), or with
+``StandIn.replicas`` (workers, n)."""
+Watch = Callable[[int, Gradients, Callable[[], Score]], None]
+"""``watch(step, parameters, score)``, after each step, from 1: the replicas' parameters (1 or workers, n), which may be
+changed, and what tests the first of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,45 +46,69 @@ class StandIn:
     """Keep the learning rate instead of letting it rise and fall once."""
     momentum: float = MOMENTUM
     """The optimiser's; 0 where the all-reduce gives velocities."""
+    replicas: bool = False
+    """Each worker has parameters of its own, since the all-reduce gives each another average."""
 
 
-def train(plan: StandIn, samples: Samples, all_reduce: AllReduce) -> Score:
-    """Run all steps and test the model."""
+def train(plan: StandIn, samples: Samples, all_reduce: AllReduce, watch: Watch | None = None) -> Score:
+    """Run all steps and test the model, the first worker's if there are several."""
     module = samples.build(plan.model, seed=plan.seed)
-    flat = _Flat(module, plan.workers)
-    chosen = optimizer(plan.optimizer, [flat.parameters], plan.lr, momentum=plan.momentum)
-    schedule = None if plan.constant else one_cycle(chosen, plan.lr, plan.steps)
-    for parts in _batches(plan, len(samples)):
+    flat = _Flat(module, plan.workers, plan.workers if plan.replicas else 1)
+    steppers = [_Stepper(plan, vector) for vector in flat.replicas]
+
+    def score() -> Score:
+        flat.point_at(0)
+        return samples.score(module)
+
+    for step, parts in enumerate(_batches(plan, len(samples)), 1):
         for worker, rows in enumerate(parts):
-            flat.point_gradients_at(worker)
+            flat.point_at(worker)
+            flat.gradients[worker].zero_()
             inputs, targets = samples.batch(rows)
             loss_of(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        flat.parameters.grad = torch.from_numpy(all_reduce(flat.gradients.numpy()))
-        chosen.step()
-        if schedule is not None:
-            schedule.step()
-    return samples.score(module)
+        averages = np.atleast_2d(all_reduce(flat.gradients.numpy()))
+        for stepper, average in zip(steppers, averages, strict=True):
+            stepper.step(average)
+        if watch is not None:
+            watch(step, flat.parameters.numpy(), score)
+    return score()
+
+
+class _Stepper:
+    """Optimiser and learning rate of one replica."""
+
+    def __init__(self, plan: StandIn, vector: nn.Parameter) -> None:
+        self._vector = vector
+        self._optimizer = optimizer(plan.optimizer, [vector], plan.lr, momentum=plan.momentum)
+        self._schedule = None if plan.constant else one_cycle(self._optimizer, plan.lr, plan.steps)
+
+    def step(self, average: Gradients) -> None:
+        """Step with an averaged gradient (n,)."""
+        self._vector.grad = torch.from_numpy(average)
+        self._optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
 
 
 class _Flat:
-    """A module's parameters as views of one vector, and a row of gradients for each worker."""
+    """A module's parameters as views of one vector for each replica, and a row of gradients for each worker."""
 
-    def __init__(self, module: nn.Module, workers: int) -> None:
+    def __init__(self, module: nn.Module, workers: int, replicas: int) -> None:
         self._views = list(module.parameters())
         vector = torch.cat([parameter.detach().reshape(-1) for parameter in self._views])
-        self.parameters = nn.Parameter(vector)
-        """(n,): one vector costs an optimiser one call a step."""
+        self.parameters = vector.repeat(replicas, 1)
+        """(replicas, n)."""
+        self.replicas = [nn.Parameter(row) for row in self.parameters]
+        """The same, row by row: one vector costs an optimiser one call a step."""
         self.gradients = torch.zeros(workers, len(vector))
         """(workers, n)."""
-        for parameter, view in zip(self._views, self._cut(vector), strict=True):
-            parameter.data = view
 
-    def point_gradients_at(self, worker: int) -> None:
-        """Let the next backward pass write this worker's row."""
-        row = self.gradients[worker]
-        row.zero_()
-        for parameter, view in zip(self._views, self._cut(row), strict=True):
-            parameter.grad = view
+    def point_at(self, worker: int) -> None:
+        """Let the module read this worker's parameters and write its row of gradients."""
+        replica = self.parameters[worker % len(self.parameters)]
+        places = zip(self._views, self._cut(replica), self._cut(self.gradients[worker]), strict=True)
+        for parameter, values, gradient in places:
+            parameter.data, parameter.grad = values, gradient
 
     def _cut(self, vector: torch.Tensor) -> Iterator[torch.Tensor]:
         start = 0
