@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.carry_table --model cnn --data digits --optimizers sgd,adamw --loss 0.4,0.8 --seeds 5 [--json FILE]
     python -m tests.benchmarks.carry_table --model transformer --steps 1200
+    python -m tests.benchmarks.carry_table --response
     python -m tests.benchmarks.carry_table --data fashion-mnist --data-dir FOLDER --constant --lr 0.05 --steps 1500
 
 Workers train in one process, with the same batches and parameters as in ``dblp train``; every chunk of a contribution is lost
@@ -9,6 +10,10 @@ with the same chance, at every step, but for a worker's own part of its own shar
 cell is the mean over the seeds and their standard deviation; ``exact`` loses nothing. ``default`` is the preset: what starves is
 critical, and what exceeds its budget is repaired by value; in the other arms what is lost stays lost. Records are written after
 each cell, so that a run may be cut short.
+
+``--response`` trains nothing: it tells what of a worker's gradient reaches the optimiser, on average over the rounds, and that
+mean over the root of the mean square, as AdamW steps. Once for gradients that agree from round to round, once for such as are
+nearly all noise; both are 1 where nothing is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
 from dblp.collectives.presets import preset
 from dblp.transport.policy import MAX_CRITICAL_SHARE, Carry, CarryBound, Fill, Policy
-from tests.benchmarks.lossy_all_reduce import NO_REPAIR, Floats, LossyAllReduce
+from tests.benchmarks.lossy_all_reduce import CHUNK, NO_REPAIR, Floats, LossyAllReduce
 
 
 def _bare(**fields: Any) -> Policy:
@@ -55,6 +60,7 @@ def _default(**changes: Any) -> Policy:
 ARMS: Mapping[str, Policy] = {
     "zero": _bare(),
     "rescale": _bare(fill=Fill.RESCALE),
+    "default": _default(),
     "carry": _carry(CarryBound.NONE),
     "age 1": _carry(CarryBound.AGE, 1),
     "age 2": _carry(CarryBound.AGE, 2),
@@ -62,7 +68,6 @@ ARMS: Mapping[str, Policy] = {
     "norm 1": _carry(CarryBound.NORM, 1.0),
     "norm 2": _carry(CarryBound.NORM, 2.0),
     "decay": _carry(CarryBound.DECAY),
-    "default": _default(),
     "default, 10 % critical": _default(critical_share=MAX_CRITICAL_SHARE),
     "zero, 10 % critical": _default(critical_share=MAX_CRITICAL_SHARE, carry=None),
     "norm 1, momentum": _carry(CarryBound.NORM, 1.0, momentum=MOMENTUM),
@@ -72,6 +77,8 @@ ARMS: Mapping[str, Policy] = {
 }
 """Carries of velocities stand for SGD only: AdamW divides by their norm, so its rates would have to be found anew."""
 EXACT = "exact"
+RESPONSE_CHUNKS, RESPONSE_STEPS, RESPONSE_WARM_UP = 400, 120, 40
+"""Enough for two digits."""
 
 
 def experiment(
@@ -151,6 +158,34 @@ def _of(records: Sequence[Mapping[str, Any]], optimizer: str, arm: str, loss: fl
     )
 
 
+def response(policy: Policy, loss: float, seed: int = 0) -> tuple[float, float, float]:
+    """Of one worker's chunks in the other's shard: the mean that arrives of a gradient of 1 in every round, that mean over
+    the root mean square, and the same where the gradient is a small mean in noise."""
+    ones = np.ones((2, RESPONSE_CHUNKS * CHUNK), np.float32)
+    steady = LossyAllReduce(loss, seed, policy)
+    noisy = LossyAllReduce(loss, seed, policy)
+    rng = np.random.default_rng(seed)
+    arrived, squares = [], []
+    for step in range(RESPONSE_STEPS):
+        noise = rng.standard_normal((2, RESPONSE_CHUNKS), np.float32).repeat(CHUNK, axis=1)
+        owns = np.array([noise[0, : noise.shape[1] // 2], noise[1, noise.shape[1] // 2 :]])
+        both = [2 * steady(ones) - 1, 2 * noisy(noise) - owns.reshape(-1)]
+        if step >= RESPONSE_WARM_UP:
+            arrived.append(both[0][::CHUNK])
+            squares.append(np.square(both[1][::CHUNK], dtype=np.float64).mean())
+    mean, square = np.mean(arrived), np.mean(np.square(arrived))
+    return float(mean), float(mean / np.sqrt(square)), float(mean / np.sqrt(np.mean(squares)))
+
+
+def response_table(arms: Sequence[str], losses: Sequence[float]) -> Table:
+    """``response`` of each arm at each loss rate."""
+    heads = [f"{head} at {loss:.0%}" for loss in losses for head in ("mean", "agreeing", "noisy")]
+    shown = Table("arm", *heads, title="what arrives, and AdamW's step")
+    for arm in arms:
+        shown.add_row(arm, *(f"{value:.2f}" for loss in losses for value in response(ARMS[arm], loss)))
+    return shown
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
@@ -167,6 +202,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.0, help="times the recipe's learning rate")
     parser.add_argument("--every", type=int, default=1, help="one step in so many loses, the others nothing")
     parser.add_argument("--constant", action="store_true", help="keep the learning rate constant")
+    parser.add_argument("--response", action="store_true", help="train nothing")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.model = options.model or default_model(options.data)
@@ -180,9 +216,13 @@ def main() -> None:
     torch.set_num_threads(1)
     losses = parse_list("--loss", options.loss, float, "a share of the chunks")
     arms = [arm for arm in ARMS if arm in options.arms.split(";")]
+    console = Console()
+    if options.response:
+        plain = [arm for arm in arms if _momentum(ARMS[arm]) and ARMS[arm].fill is Fill.ZERO]
+        console.print(response_table(plain, losses))
+        return
     seeds = parse_seeds(options.seeds)
     samples = Samples(load(options.data, options.data_dir))
-    console = Console()
     records: list[dict[str, Any]] = []
     for optimizer in parse_choices("--optimizers", options.optimizers, OPTIMIZERS):
         cells = [(EXACT, 0.0)]

@@ -5,6 +5,7 @@ import pytest
 
 from dblp.collectives.presets import preset
 from dblp.transport.policy import Carry, CarryBound, Fill, Policy, Tags
+from tests.benchmarks.carry_table import ARMS, response
 from tests.benchmarks.lossy_all_reduce import CHUNK, NO_REPAIR, LossyAllReduce
 
 WORKERS, LENGTH = 4, 20 * CHUNK - 7
@@ -112,3 +113,20 @@ def test_a_burst_every_few_steps_leaves_the_others_whole():
     reduce = LossyAllReduce(0.5, 0, Policy(budget=NO_REPAIR, gather_budget=0.0), every=3)
     whole = [np.array_equal(reduce(gradients(step)), gradients(step).mean(0)) for step in range(6)]
     assert whole == [False, True, True, False, True, True]
+
+
+@pytest.mark.parametrize("loss", [0.4, 0.8])
+@pytest.mark.parametrize("arm", ["zero", "carry", "decay"])
+def test_what_arrives_is_what_the_sums_say(arm, loss):
+    """A chunk that comes after j losses (chance q^j (1 - q)) brings S_j gradients: 1 under zero-fill, j + 1 with an unbounded
+    carry, 2 - 2^-j where half is dropped each round; of noise, the root of 1, j + 1 and (4 - 4^-j) / 3."""
+    j = np.arange(200)
+    brought, squares = {
+        "zero": (np.ones(200), np.ones(200)),
+        "carry": (j + 1.0, j + 1.0),
+        "decay": (2 - 0.5**j, (4 - 0.25**j) / 3),
+    }[arm]
+    chance = (1 - loss) * (1 - loss) * loss**j
+    mean = (chance * brought).sum()
+    wanted = mean, mean / np.sqrt((chance * brought**2).sum()), mean / np.sqrt((chance * squares).sum())
+    assert response(ARMS[arm], loss) == pytest.approx(wanted, abs=0.03)
