@@ -5,6 +5,8 @@ Contributions are integers, so every sum is exact in float32 and all comparisons
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,13 +35,14 @@ BOUNDS = [
 class Books:
     """One rank's accounts over the rounds of a run, in float64."""
 
-    def __init__(self, rank, count, dtype="float32"):
-        self.rank, self.count, self.dtype = rank, count, dtype
+    def __init__(self, rank, count, dtype="float32", least=-8):
+        self.rank, self.count, self.dtype, self.least = rank, count, dtype, least
         self.contributed = np.zeros(count)
         self.delivered = np.zeros(count)
         self.discarded = np.zeros(count)
         self.reports = []
         self.bits = []
+        self.results = []
         wide = "float64" if dtype == "float64" else "float32"
         self.residual = Residual(count, wide, on_discard=self.discard)
 
@@ -48,7 +51,8 @@ class Books:
 
     async def round(self, group, seed, policy, algorithm, op="sum"):
         """One all-reduce of fresh integers."""
-        gradient = np.random.default_rng([seed, self.rank]).integers(-8, 9, self.count).astype(np.float32)
+        rng = np.random.default_rng([seed, self.rank])
+        gradient = rng.integers(self.least, 9, self.count).astype(np.float32)
         array = narrow_bfloat16(gradient) if self.dtype == "bfloat16" else gradient.astype(self.dtype)
         name = self.dtype if self.dtype == "bfloat16" else None
         report = await group.all_reduce(
@@ -58,7 +62,8 @@ class Books:
             self.contributed += gradient
         wide = widen_bfloat16(array) if self.dtype == "bfloat16" else array
         ranks = group.world_size - ("serve_only" in algorithm)
-        self.delivered += wide.astype(np.float64) * (ranks if op == "avg" else 1)
+        self.results.append(wide.astype(np.float64) * (ranks if op == "avg" else 1))
+        self.delivered += self.results[-1]
         self.reports.append(report)
         self.bits.append(array.tobytes())
 
@@ -70,9 +75,7 @@ def check(books, *, counted=True):
         assert other.bits == first.bits, "C3"
         assert [report.filled_chunks for report in other.reports] == [r.filled_chunks for r in first.reports]
     contributed = total(book.contributed for book in books)
-    carried = total(book.residual.values.astype(np.float64) for book in books)
-    discarded = total(book.discarded for book in books)
-    assert (first.delivered + carried + discarded == contributed).all(), "C4"
+    assert (first.delivered + kept(books) == contributed).all(), "C4"
     if counted:
         for book in books:
             assert sum(report.discarded.total for report in book.reports) == book.discarded.sum()
@@ -82,11 +85,26 @@ def check(books, *, counted=True):
             assert last.energy == pytest.approx(np.square(values).sum())
 
 
+def kept(books):
+    """Carried and discarded, element by element, over all ranks."""
+    return total(book.residual.values.astype(np.float64) + book.discarded for book in books)
+
+
 def keep_books(
-    run, world_size, policy, algorithm, *, rounds=3, count=5000, op="sum", dtype="float32", **options
+    run,
+    world_size,
+    policy,
+    algorithm,
+    *,
+    rounds=3,
+    count=5000,
+    op="sum",
+    dtype="float32",
+    least=-8,
+    **options,
 ):
     async def member(group):
-        book = Books(group.rank, count, dtype)
+        book = Books(group.rank, count, dtype, least)
         for number in range(rounds):
             await book.round(group, number, policy, algorithm, op)
         return book
@@ -139,11 +157,58 @@ def test_over_a_lossy_network(algorithm, loss, stop):
     world_size = 5 if "serve_only" in algorithm else 4
     policy = Policy(budget=0.5, stop=Stop(stop), carry=Carry())
     books = keep_books(
-        run_network, world_size, policy, algorithm, count=12_000, rounds=2, op="avg", seed=6, impair=loss
+        run_network, world_size, policy, algorithm, count=8_000, rounds=2, op="avg", seed=6, impair=loss
     )
     check(books)
     assert sum(report.missing_chunks for book in books for report in book.reports) > 0
     assert any(report.carried.elements for book in books for report in book.reports)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=6, deadline=None)
+@given(
+    world_size=st.integers(3, 6),
+    count=st.integers(1, 9000),
+    carry=st.sampled_from(BOUNDS),
+    dtype=st.sampled_from(["float32", "float64", "bfloat16"]),
+    loss=st.sampled_from([0.4, 1.0]),
+    stop=st.sampled_from([Stop.STALL, Stop.EAGER]),
+    seed=st.integers(0, 1000),
+)
+def test_relaxed_replicas_lack_what_their_reports_say(
+    algorithm, world_size, count, carry, dtype, loss, stop, seed
+):
+    """Under ``RELAXED`` a rank that misses a result has zeros there, which nobody makes up for: the others have it. So C4 holds
+    of the results as they were made, and each rank's are those but for its holes. A report has the number of those that the rank
+    missed itself; where results make several hops, zeros of ranks before it come on top. Contributions are above zero, so that
+    holes show."""
+    policy = Policy(budget=0.5, gather_budget=0.3, consistency=Consistency.RELAXED, carry=carry, stop=stop)
+    settings_ = {"count": count, "dtype": dtype, "least": 1, "seed": seed, "loss": loss}
+    books = keep_books(run_memory, world_size, policy, algorithm, chunk_bytes=512, **settings_)
+    results = np.array([book.results for book in books])
+    made = results.max(axis=0)
+    assert (total(made) + kept(books) == total(book.contributed for book in books)).all(), "C4"
+    assert ((results == made) | (results == 0.0)).all()
+    itemsize = np.dtype("float16" if dtype == "bfloat16" else dtype).itemsize
+    for number, whole in enumerate(made):
+        reports = [book.reports[number] for book in books]
+        for report, row in zip(reports, results[:, number], strict=True):
+            zeros = np.count_nonzero(row != whole)
+            missed = [report] if algorithm.startswith(("direct", "ps")) else reports
+            assert zeros <= sum(one.filled_chunks for one in missed) * 512 // itemsize
+            if whole.all():  # else a hole may be where a server got nothing either
+                assert zeros > (report.filled_chunks - 1) * 256 // itemsize
+
+
+def test_relaxed_replicas_drift_and_none_is_made_up_for():
+    """What the ranks lack of ``results`` is neither delivered to them nor carried: the account of one rank alone has a gap."""
+    policy = Policy(budget=0.5, gather_budget=0.3, consistency=Consistency.RELAXED, carry=Carry())
+    books = keep_books(run_memory, 4, policy, "direct", loss=1.0, least=1, chunk_bytes=512)
+    contributed = total(book.contributed for book in books)
+    for book in books:
+        gap = contributed - book.delivered - kept(books)
+        assert (gap >= 0.0).all() and gap.any()
+        assert all(report.filled_chunks for report in book.reports)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
@@ -185,16 +250,17 @@ def test_replicas_step_alike(loss):
 
     async def member(group):
         residual, parameters, hashes, holes = Residual(20_000), np.zeros(20_000, np.float32), [], []
-        for number in range(5):
+        for number in range(4):
             gradient = np.random.default_rng([number, group.rank]).random(20_000, np.float32) + 1.0
             await group.all_reduce(gradient, "avg", policy=policy, carry=residual)
             parameters -= np.float32(0.1) * gradient
-            hashes.append(parameters.tobytes())
+            hashes.append(hashlib.sha256(parameters).hexdigest())
             holes.append(np.count_nonzero(gradient == 0) / gradient.size)
         return hashes, holes
 
-    results = run_network(member, 4, seed=9, impair=f"loss({loss})" if loss else "")
+    results = run_network(member, 3, seed=9, impair=f"loss({loss})" if loss else "")
     hashes, holes = results[0]
+    assert len(set(hashes)) == 4, "every step moves them"
     assert all(other == hashes for other, _ in results)
     assert max(holes) <= 0.06 and (max(holes) > 0.0) == (loss > 0.0)
 
