@@ -50,14 +50,15 @@ def parse_ranks(text: str) -> list[int]:
 
 def parse_sizes(text: str) -> list[int]:
     """Read message sizes in bytes: ``"4K,1M"``; each at least 4, one float32."""
+    return parse_list("--sizes", text, _size, _SIZE)
 
-    def read(item: str) -> int:
-        size = parse_bytes(item)
-        if size < 4:
-            raise ValueError(item)
-        return size - size % 4
 
-    return parse_list("--sizes", text, read, "a size of 4 bytes or more, such as 4K or 25M")
+def parse_size(option: str, text: str) -> int:
+    """Read one size in bytes; raises ConfigError."""
+    try:
+        return _size(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: not {_SIZE}") from None
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -66,6 +67,16 @@ def parse_seeds(text: str) -> list[int]:
     if "," not in text:
         return list(range(parse_list("--seeds", text, _at_least(1), what)[0]))
     return parse_list("--seeds", text.removesuffix(","), _at_least(0), what)
+
+
+_SIZE = "a size of 4 bytes or more, such as 4K or 25M"
+
+
+def _size(item: str) -> int:
+    size = parse_bytes(item)
+    if size < 4:
+        raise ValueError(item)
+    return size - size % 4
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Run the job of the command line; an exception is left in torchelastic's error file for the parent."""
     job, plan_path, folder, parent = sys.argv[1:5]
-    _die_with_parent(int(parent))
+    die_with_parent(int(parent))
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(_run)(job, Path(plan_path), Path(folder))
@@ -59,7 +59,7 @@ def _run(job: str, plan_path: Path, folder: Path) -> None:
         importlib.import_module(JOBS[job]).work(plan, emit)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """End at once on Ctrl-C and when the parent is gone, wherever this process is, in C++ too.
 
     A Python handler would run only when the main thread is back in the interpreter, not while it waits in a

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 
 from dblp.cli.bench.burst_plan import ARMS, RANKS, SOCKETS, VIRTUAL, BurstPlan, Case
 from dblp.cli.extras import require
-from dblp.cli.options import parse_choices, parse_list, parse_sizes
+from dblp.cli.options import parse_choices, parse_list, parse_size
 from dblp.errors import ConfigError
 from dblp.units import format_bytes, format_seconds, parse_bps, parse_seconds
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from dblp.cli.bench.burst_results import Results
 
+Done = Callable[[Case], None]
+"""Told of each case that has ended."""
 MODES = {VIRTUAL: (VIRTUAL,), SOCKETS: (SOCKETS,), "both": (VIRTUAL, SOCKETS)}
 
 
@@ -31,7 +35,7 @@ def burst(
     ] = "0.6,0.7,0.8,0.9",
     lows: Annotated[str, typer.Option(help="P_low of each leg; P_high is 40 points more.")] = "0.008,0.024",
     size: Annotated[str, typer.Option(help="Size of the float32 gradient.")] = "256K",
-    bursts: Annotated[int, typer.Option(help="Burst rounds of each case.")] = 5,
+    bursts: Annotated[int, typer.Option(help="Burst rounds of each case.")] = 3,
     link: Annotated[str, typer.Option(help="Rate of each link of the star.")] = "1gbit",
     delay: Annotated[
         str, typer.Option(help="Delay of each link; a datagram crosses two of them one way.")
@@ -42,6 +46,7 @@ def burst(
         typer.Option("--control-too", help="Bursts lose control datagrams, too; in DBLP they go over TCP."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the losses.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Virtual cases at a time; 0: one a core.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
     """Rounds in a burst of loss: three workers and a server, as in DBLP; every preset as an arm.
@@ -50,7 +55,9 @@ def burst(
     """
     if mode not in MODES:
         raise ConfigError(f"--mode {mode!r}: known are {', '.join(MODES)}")
-    (nbytes,) = parse_sizes(size)
+    if jobs < 0:
+        raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one a core")
+    nbytes = parse_size("--size", size)
     try:
         rate_bps, delay_s = parse_bps(link), parse_seconds(delay)
     except ValueError as error:
@@ -70,17 +77,17 @@ def burst(
     )
     if SOCKETS in plan.modes:
         require("torch")
-    _bench(plan, json)
+    _bench(plan, jobs or len(os.sched_getaffinity(0)), json)
 
 
-def _bench(plan: BurstPlan, json: Path | None) -> None:
+def _bench(plan: BurstPlan, jobs: int, json: Path | None) -> None:
     from rich.console import Console
 
     from dblp.cli.host import document, write_json
 
     console = Console()
     console.print(_headline(plan), highlight=False)
-    records = run(plan, console).records()
+    records = run(plan, console, jobs).records()
     for mode in plan.modes:
         console.print(table([record for record in records if record["mode"] == mode], mode))
     if json is not None:
@@ -89,8 +96,8 @@ def _bench(plan: BurstPlan, json: Path | None) -> None:
         console.print(f"figures: {json}", highlight=False)
 
 
-def run(plan: BurstPlan, console: Console) -> Results:
-    """Run all cases and show how far they are."""
+def run(plan: BurstPlan, console: Console, jobs: int = 1) -> Results:
+    """Run all cases, ``jobs`` virtual ones at a time, and show how far they are."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from dblp.cli.bench.burst_results import Results
@@ -105,20 +112,22 @@ def run(plan: BurstPlan, console: Console) -> Results:
             def done(case: Case, task: Any = task) -> None:
                 progress.update(task, advance=1, description=f"{case.mode}: {case.arm}, q {case.loss:g}")
 
-            (_run_virtual if mode == VIRTUAL else _run_sockets)(plan, cases, results, done)
+            if mode == VIRTUAL:
+                _run_virtual(plan, cases, results, done, jobs)
+            else:
+                _run_sockets(plan, cases, results, done)
     return results
 
 
-def _run_virtual(plan: BurstPlan, cases: list[Case], results: Results, done: Any) -> None:
-    from dblp.cli.bench.burst_results import combine
-    from dblp.cli.bench.burst_rounds import run_virtual_case
+def _run_virtual(plan: BurstPlan, cases: list[Case], results: Results, done: Done, jobs: int) -> None:
+    from dblp.cli.bench.burst_pool import virtual_results
 
-    for case in cases:
-        results.add(combine(case, plan, run_virtual_case(case, plan)))
-        done(case)
+    for result in virtual_results(plan, cases, min(jobs, len(cases))):
+        results.add(result)
+        done(result.case)
 
 
-def _run_sockets(plan: BurstPlan, cases: list[Case], results: Results, done: Any) -> None:
+def _run_sockets(plan: BurstPlan, cases: list[Case], results: Results, done: Done) -> None:
     from dblp.cli.bench.burst_results import combine
     from dblp.cli.launch import run_workers
 

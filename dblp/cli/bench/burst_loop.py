@@ -1,4 +1,4 @@
-"""The worker's side of ``dblp bench burst`` on sockets: a fresh port for each case, gloo to meet between rounds."""
+"""The worker's side of ``dblp bench burst`` on sockets: fresh ports for each burst, gloo to meet between rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from dblp.cli.bench.burst_plan import SOCKETS, BurstPlan, Case
 from dblp.cli.bench.burst_port import BurstPort
-from dblp.cli.bench.burst_rounds import QUEUE, TIMEOUT_S, Rounds, run_rounds
+from dblp.cli.bench.burst_rounds import QUEUE, TIMEOUT_S, Rounds, port_seed, run_rounds
 from dblp.cli.worker import Emit, Plan
 from dblp.collectives.group import Group
 from dblp.transport.config import TransportConfig
@@ -29,16 +29,21 @@ def work(plan: Plan, emit: Emit) -> None:
     dist.init_process_group("gloo", store=PrefixStore("burst", agent), rank=rank, world_size=world_size)
     try:
         for number, case in enumerate(burst_plan.cases(SOCKETS)):
-            emit("case", number=number, rounds=asyncio.run(_run(case, burst_plan, number)))
+            rounds: Rounds = []
+            for burst in range(burst_plan.bursts):
+                session = number * burst_plan.bursts + burst + 1
+                rounds += asyncio.run(_run(case, burst_plan, burst, session))
+            emit("case", number=number, rounds=rounds)
     finally:
         dist.destroy_process_group()
 
 
-async def _run(case: Case, plan: BurstPlan, number: int) -> Rounds:
+async def _run(case: Case, plan: BurstPlan, burst: int, session: int) -> Rounds:
+    """The rounds around one burst of a case; ``session``: another for each call, the same on all ranks."""
     loop, rank, world_size = asyncio.get_running_loop(), dist.get_rank(), dist.get_world_size()
     config = case.config
     port = BurstPort(
-        _link(config, plan, rank), loop, seed=plan.seed * world_size + rank, control_too=plan.control_too
+        _link(config, plan, rank), loop, seed=port_seed(plan, burst, rank), control_too=plan.control_too
     )
     peers: list[Any] = [None] * world_size
     dist.all_gather_object(peers, [tuple(address) for address in port.addresses])
@@ -47,12 +52,12 @@ async def _run(case: Case, plan: BurstPlan, number: int) -> Rounds:
         rank=rank,
         world_size=world_size,
         config=config,
-        session=plan.seed << 32 | number + 1,
+        session=plan.seed << 32 | session,
         peers=[[Address(*address) for address in addresses] for addresses in peers],
     )
     try:
         group = Group(endpoint, timeout_s=TIMEOUT_S)
-        return await run_rounds(group, port, case, plan, lambda: asyncio.to_thread(dist.barrier))
+        return await run_rounds(group, port, case, plan, burst, lambda: asyncio.to_thread(dist.barrier))
     finally:
         await endpoint.close(linger_s=1.0)
 

@@ -23,8 +23,10 @@ RANKS = 4
 """Three workers and a server; arms without a server have four workers."""
 STAR = "ps(serve_only,whole)"
 """DBLP's set-up: rank 0 serves only, reduces, then broadcasts."""
-WARM_UP_ROUNDS = 16
+WARM_UP_ROUNDS = 8
 """Rounds in which round trips are learned and windows open."""
+MEASURED_ROUNDS = 3
+"""Rounds after the warm-up: a clean one, the burst, a clean one."""
 PAUSE_S = 0.02
 """Between rounds: computing."""
 
@@ -41,7 +43,8 @@ class BurstPlan:
     """P_low, of each leg."""
     nbytes: int
     bursts: int
-    """Burst rounds of each case; as many clean ones lie between them."""
+    """Burst rounds of each case. Each begins with fresh connections and a warm-up, since in DBLP's experiment hundreds of rounds
+    lie between two of them; a clean round before it and one after it are measured too."""
     rate_bps: float
     delay_s: float
     """Of each link of the star; a datagram crosses two."""
@@ -54,7 +57,7 @@ class BurstPlan:
     def __post_init__(self) -> None:
         for loss in self.losses:
             if not 0.0 < loss < 1.0:
-                raise ConfigError(f"--loss {loss:g}: a share between 0 and 1, such as 0.6")
+                raise ConfigError(f"--losses {loss:g}: a share between 0 and 1, such as 0.6")
         for low in self.lows:
             preset("dblp", low=low)
         if self.bursts < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,12 @@ class BurstPort(ImpairedPort):
     """Loses a share of what is sent between ``begin`` and ``end``, each datagram by itself."""
 
     def __init__(
-        self, port: Port, loop: asyncio.AbstractEventLoop, *, seed: int, control_too: bool = False
+        self,
+        port: Port,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        seed: int | Sequence[int],
+        control_too: bool = False,
     ) -> None:
         """``control_too``: control datagrams are lost like the others; in DBLP's experiment they go over TCP and are not."""
         self._calm = Impairer(ImpairSpec(()))

@@ -85,9 +85,12 @@ class Results:
             self._record(result, low, results)
             for results in self._results.values()
             for low in self._plan.lows
-            for result in results
+            for result in sorted(results, key=self._place)
             if low == result.case.low or not _phased(result.case)
         ]
+
+    def _place(self, result: BurstResult) -> int:
+        return self._plan.arms.index(result.case.arm)
 
     def _record(self, result: BurstResult, low: float, results: Sequence[BurstResult]) -> dict[str, Any]:
         base = next((r for r in results if r.case.arm == MLT and r.case.low == low), None)
