@@ -254,7 +254,7 @@ def test_replicas_step_alike(loss):
             gradient = np.random.default_rng([number, group.rank]).random(20_000, np.float32) + 1.0
             await group.all_reduce(gradient, "avg", policy=policy, carry=residual)
             parameters -= np.float32(0.1) * gradient
-            hashes.append(hashlib.sha256(parameters).hexdigest())
+            hashes.append(hashlib.sha256(parameters.tobytes()).hexdigest())
             holes.append(np.count_nonzero(gradient == 0) / gradient.size)
         return hashes, holes
 
