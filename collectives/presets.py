@@ -91,6 +91,12 @@ def end_to_end(leg: float) -> float:
     return 1.0 - (1.0 - leg) ** 2
 
 
+def _check_leg(setting: str, share: float) -> None:
+    """Raise ConfigError unless a leg can be bounded by it."""
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"{setting}={share!r}: the share of a leg's chunks that may miss is in [0, 1)")
+
+
 def _exact() -> Preset:
     return Preset(name="exact", policy=Policy(), source="contract C1")
 
@@ -120,6 +126,7 @@ _STAR_DIFFERENCES = (
 
 
 def _mlt(low: float = DBLP_LOW) -> Preset:
+    _check_leg("low", low)
     return Preset(
         name="mlt",
         policy=_eager_star(low),
@@ -137,6 +144,10 @@ def _mlt(low: float = DBLP_LOW) -> Preset:
 
 def _dblp(low: float = DBLP_LOW, step: float = DBLP_STEP, eta: float = ETA) -> Preset:
     high = low + step
+    _check_leg("low", low)
+    _check_leg("low + step", high)
+    if step < 0.0:
+        raise ConfigError(f"step={step!r}: P_high lies above P_low; a step is 0 or more")
 
     def controller() -> BudgetController:
         budgets = Budgets(low=end_to_end(low), high=end_to_end(high), gather_low=low, gather_high=high)
@@ -158,6 +169,7 @@ def _dblp(low: float = DBLP_LOW, step: float = DBLP_STEP, eta: float = ETA) -> P
 
 
 def _ltp(share: float = LTP_SHARE, deadline_s: float = LTP_DEADLINE_S) -> Preset:
+    _check_leg("share", share)
     return Preset(
         name="ltp",
         policy=Policy(
@@ -181,6 +193,7 @@ def _ltp(share: float = LTP_SHARE, deadline_s: float = LTP_DEADLINE_S) -> Preset
 
 
 def _optireduce(t_b_s: float = OPTIREDUCE_T_B_S, leg: float = OPTIREDUCE_LEG) -> Preset:
+    _check_leg("leg", leg)
     return Preset(
         name="optireduce",
         policy=Policy(
@@ -208,6 +221,7 @@ def _optireduce(t_b_s: float = OPTIREDUCE_T_B_S, leg: float = OPTIREDUCE_LEG) ->
 
 
 def _default(leg: float = DEFAULT_LEG) -> Preset:
+    _check_leg("leg", leg)
     return Preset(
         name="default",
         policy=Policy(
