@@ -56,7 +56,18 @@ if TYPE_CHECKING:
         VersionError,
     )
     from dblp.transport.config import TransportConfig
-    from dblp.transport.policy import Bounded, Exact, Fill, Policy, Stop
+    from dblp.transport.policy import (
+        Bounded,
+        Carry,
+        CarryBound,
+        Consistency,
+        Exact,
+        Fill,
+        Policy,
+        Short,
+        Stop,
+        Tags,
+    )
 
 __version__ = "0.1.0"
 
@@ -103,7 +114,12 @@ __all__ = [
     "Bounded",
     "Exact",
     "Stop",
+    "Short",
     "Fill",
+    "Consistency",
+    "Carry",
+    "CarryBound",
+    "Tags",
     "Preset",
     "preset",
     "presets",
@@ -138,7 +154,7 @@ _MODULES = {
         "RemoteError UnsupportedError VersionError"
     ),
     "dblp.transport.config": "TransportConfig",
-    "dblp.transport.policy": "Bounded Exact Fill Policy Stop",
+    "dblp.transport.policy": "Bounded Carry CarryBound Consistency Exact Fill Policy Short Stop Tags",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -12,7 +12,7 @@ PUBLIC = """
     Group Report attach Attachment
     BudgetController Budgets Interval EnergyCap
     Phase NormChange LearningRateChange Metric Schedule Manual Hold
-    Policy Bounded Exact Stop Fill Preset preset presets TransportConfig
+    Policy Bounded Exact Stop Short Fill Consistency Carry CarryBound Tags Preset preset presets TransportConfig
     DblpError LocalError ConfigError UnsupportedError ClosedError RemoteError MismatchError VersionError
     HandshakeError PeerError DeadlineError
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dblp.errors import ConfigError
+from dblp.transport.fields import check_fields
 from dblp.units import MIB, parse_bps, parse_bytes, parse_seconds
 
 HEADER_BYTES = 48
@@ -72,6 +73,7 @@ class TransportConfig:
     """``sys.setswitchinterval`` while the engine runs, so that a busy main thread yields soon; 0 leaves it alone."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("timeout_s", "connect_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: a time above 0 seconds is needed")
@@ -88,14 +90,15 @@ class TransportConfig:
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")
-        if self.rate_bps < 0 or self.switch_interval_s < 0:
-            raise ConfigError("rate_bps and switch_interval_s must not be negative")
+        for name in ("rate_bps", "switch_interval_s", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> TransportConfig:
         """Read ``DBLP_<FIELD>`` variables (``DBLP_TIMEOUT_S=30``, ``DBLP_DATAGRAM_BYTES=8952``); ``overrides`` win.
 
-        Raises ConfigError that names the variable for an unknown one or an unusable value.
+        Raises ConfigError that names the variable, or the field, for an unusable value.
         """
         env = os.environ if environ is None else environ
         values: dict[str, Any] = {}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeVar
+from numbers import Real
 
 from dblp.errors import ConfigError
-
-_Kind = TypeVar("_Kind", bound=enum.Enum)
+from dblp.transport.fields import check_fields, named
 
 DEFAULT_GATHER_SHARE = 0.1
 """Share of an end-to-end budget that the gather leg gets under ``Consistency.AGREED``: a lost result misses the sum of all
@@ -83,7 +82,8 @@ class Carry:
     """DGC's momentum factor masking: the velocity of what was delivered restarts at zero."""
 
     def __post_init__(self) -> None:
-        if not self.limit > 0.0:
+        check_fields(self)
+        if not 0.0 < self.limit < float("inf"):
             raise ConfigError(f"limit={self.limit!r}: a carry's bound is a number above 0")
         if self.bound is CarryBound.AGE and self.limit != int(self.limit):
             raise ConfigError(f"limit={self.limit!r}: CarryBound.AGE counts whole rounds")
@@ -153,6 +153,11 @@ class Policy:
     """Algorithm of the all-reduce; a call may name another."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.gather_budget is not None and not isinstance(self.gather_budget, Real):
+            raise ConfigError(f"gather_budget={self.gather_budget!r}: a number is needed, or None")
+        if self.carry is not None and not isinstance(self.carry, Carry):
+            raise ConfigError(f"carry={self.carry!r}: use a dblp.Carry, such as dblp.Carry(), or None")
         if not 0.0 <= self.budget < 1.0:
             raise ConfigError(
                 f"budget={self.budget!r}: a loss budget is a share in [0, 1); 0.1 allows 10 % of a peer's chunks to miss"
@@ -241,16 +246,8 @@ def Bounded(
     """
     return Policy(
         budget=budget,
-        stop=_named(Stop, "stop", stop),
+        stop=named(Stop, "stop", stop),
         stop_after_s=stop_after_s,
-        consistency=_named(Consistency, "consistency", consistency),
+        consistency=named(Consistency, "consistency", consistency),
         carry=carry,
     )
-
-
-def _named(kind: type[_Kind], field: str, value: _Kind | str) -> _Kind:
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"{field}={value!r}: use one of {names}") from None

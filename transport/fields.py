@@ -1,0 +1,47 @@
+"""Fields of the frozen dataclasses that users fill in: of the type of their default, or a ConfigError that says so at once.
+
+Python checks no types, and a wrong one would speak up late and elsewhere: in a round, on one rank.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from dblp.errors import ConfigError
+
+_Kind = TypeVar("_Kind", bound=enum.Enum)
+
+_TYPES: tuple[tuple[type, type, str], ...] = (
+    (bool, bool, "True or False"),
+    (int, Integral, "a whole number"),
+    (float, Real, "a number"),
+    (str, str, "a text"),
+)
+"""Type of the default, what is taken (numpy's numbers too), and that in words; bool stands first, since it is an int as well."""
+
+
+def check_fields(instance: Any) -> None:
+    """Raise ConfigError for a field of the dataclass ``instance`` that has not the type of its default. Values of an enumeration
+    become its members, so that users may write ``stop="eager"``."""
+    for spec in fields(instance):
+        value = getattr(instance, spec.name)
+        if isinstance(spec.default, enum.Enum):
+            object.__setattr__(instance, spec.name, named(type(spec.default), spec.name, value))
+            continue
+        for kind, taken, words in _TYPES:
+            if isinstance(spec.default, kind):
+                if not isinstance(value, taken) or (isinstance(value, bool) and kind is not bool):
+                    raise ConfigError(f"{spec.name}={value!r}: {words} is needed")
+                break
+
+
+def named(kind: type[_Kind], field: str, value: _Kind | str) -> _Kind:
+    """The member of an enumeration, given as such or by its value; raises ConfigError that lists them."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"{field}={value!r}: use one of {names}") from None
