@@ -93,7 +93,7 @@ def _bench(plan: BurstPlan, jobs: int, json: Path | None) -> None:
     if json is not None:
         options = {name: value for name, value in plan.to_json().items() if name != "modes"}
         write_json(json, document("bench burst", records, options=options))
-        console.print(f"figures: {json}", highlight=False)
+        console.print(f"figures: {json}", highlight=False, soft_wrap=True)
 
 
 def run(plan: BurstPlan, console: Console, jobs: int = 1) -> Results:
@@ -150,8 +150,8 @@ def table(records: list[dict[str, Any]], mode: str) -> Table:
     from rich.table import Table
 
     caption = (
-        "mean of the burst rounds and of those between them, slowest rank; missing: in burst / in clean rounds\n"
-        "passes: ceil(ln P / ln q), both legs; in brackets, mlt's over the arm's"
+        "Times: means, each round's slowest rank. Missing: in burst / in clean rounds.\n"
+        "Passes: ceil(ln P / ln q), P a leg's bound, both legs; in brackets mlt's over it."
     )
     shown = Table(
         title=f"{mode}: rounds in a burst of loss",
@@ -195,7 +195,7 @@ def _headline(plan: BurstPlan) -> str:
     lost = f", {plan.loss:.2%} of datagrams lost" if plan.loss else ""
     return (
         f"[bold]dblp bench burst[/] on {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}\n"
-        f"{format_bytes(plan.nbytes)} of float32 on {RANKS} ranks, links of {plan.rate_bps / 1e9:g} Gb/s and"
-        f" {format_seconds(plan.delay_s)}{lost}; {plan.bursts} bursts a case,"
-        f" {'all datagrams' if plan.control_too else 'data only'}"
+        f"{format_bytes(plan.nbytes)} of float32 on {RANKS} ranks: a server and 3 workers, or 4 workers\n"
+        f"links of {plan.rate_bps / 1e9:g} Gb/s and {format_seconds(plan.delay_s)}{lost};"
+        f" {plan.bursts} bursts a case, of {'all datagrams' if plan.control_too else 'data only'}"
     )
