@@ -34,6 +34,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from dblp.collectives.group import Group
 from dblp.collectives.phases import ETA, Detector, Needs, NormChange, Observation, Phase, Phases, parse_phase
 from dblp.collectives.report import Report
 from dblp.errors import ConfigError, MismatchError
+from dblp.transport.fields import check_fields
 from dblp.transport.policy import DEFAULT_GATHER_SHARE, Consistency, Policy
 
 Vector = npt.NDArray[np.float64]
@@ -76,6 +78,7 @@ class Interval:
     """Iterations from check to check; 0: see ``epochs``."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.epochs, self.iterations) < 0 or bool(self.epochs) == bool(self.iterations):
             raise ConfigError(
                 f"Interval(epochs={self.epochs!r}, iterations={self.iterations!r}): one of them is a number from 1"
@@ -102,6 +105,9 @@ class Budgets:
     """The same in a tolerant phase."""
 
     def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if not isinstance(value, Real):
+                raise ConfigError(f"{name}={value!r}: a share is needed, a number in [0, 1)")
         if not 0.0 <= self.low <= self.high < 1.0:
             raise ConfigError(f"low={self.low!r}, high={self.high!r}: shares with 0 <= low <= high < 1")
         if (self.gather_low is None) != (self.gather_high is None):
@@ -139,7 +145,8 @@ class EnergyCap:
     """Share of P_high - P_low by which the budget rises when not; in (0, 1]."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.limit < 1.0:
+        check_fields(self)
+        if not isinstance(self.limit, Real) or not 0.0 < self.limit < 1.0:
             raise ConfigError(f"limit={self.limit!r}: a share of the gradient's energy in (0, 1)")
         if not 0.0 < self.decrease < 1.0 or not 0.0 < self.increase <= 1.0:
             raise ConfigError(
@@ -176,8 +183,9 @@ class BudgetController:
         """``layers``: budgets of parameters by name pattern (``*`` and ``?``, as in ``"classifier.*"``), the first that fits
         counts, ``budgets`` where none does. ``interval``: how often the detector is asked. ``average_norms``: tell it the root
         mean square of the norms since the last check, not the norm of the iteration that ends in the check: less noise, a norm
-        to compute in each iteration.
+        to compute in each iteration. Raises ConfigError for what is none of these.
         """
+        _check_kinds(detector, budgets, layers or {}, interval, cap)
         self.detector = detector
         self.budgets = budgets
         self.layers = dict(layers or {})
@@ -468,6 +476,23 @@ def dblp_controller(low: float = DBLP_LOW, step: float = DBLP_STEP, eta: float =
     decision holds from the next iteration on; of the possible pairs of norms those of consecutive checks are compared.
     """
     return BudgetController(NormChange(eta), Budgets(low=low, high=low + step), interval=Interval(epochs=1))
+
+
+def _check_kinds(detector: Any, budgets: Any, layers: Any, interval: Any, cap: Any) -> None:
+    """Raise ConfigError for an argument of ``BudgetController`` of a wrong type: it would speak up in training."""
+    wanted: list[tuple[str, Any, type | tuple[type, ...], str]] = [
+        ("detector", detector, Detector, "a detector, such as dblp.NormChange()"),
+        ("budgets", budgets, Budgets, "dblp.Budgets(low=..., high=...)"),
+        *(
+            (f"layers[{name!r}]", found, Budgets, "dblp.Budgets for each pattern")
+            for name, found in layers.items()
+        ),
+        ("interval", interval, Interval, "dblp.Interval(epochs=1) or dblp.Interval(iterations=...)"),
+        ("cap", cap, (EnergyCap, type(None)), "dblp.EnergyCap(limit=...) or None"),
+    ]
+    for name, value, kind, words in wanted:
+        if not isinstance(value, kind):
+            raise ConfigError(f"{name}={value!r}: use {words}")
 
 
 class _Squares:

@@ -1,5 +1,8 @@
 """Policies and configurations refuse what is of a wrong type where it is written, and take names for members."""
 
+# mypy: disable-error-code="arg-type"
+# Wrong types are what this is about.
+
 import enum
 from dataclasses import dataclass, fields
 
