@@ -579,10 +579,13 @@ class Core:
                     grants, window = self._grants(receiver), self._window_bytes(now)
                     self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
                     asked = path.asked
-                    payloads = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
-                    for at, payload in enumerate(payloads):
-                        for way in sender.feedback_ways(index, asked=asked, again=payload in payloads[:at]):
-                            sender.queue_control(Control(Type.FEEDBACK, 0, payload, path=way, about=index))
+                    told, copies = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
+                    for again, payloads in ((False, told), (True, copies)):
+                        for way in sender.feedback_ways(index, asked=asked, again=again) if payloads else ():
+                            for payload in payloads:
+                                sender.queue_control(
+                                    Control(Type.FEEDBACK, 0, payload, path=way, about=index)
+                                )
 
     def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
         grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]

@@ -41,6 +41,11 @@ KEEPS_ORDER_BURSTS = 256
 """Bursts in a row without one behind a later one after which a path is taken to keep its order."""
 LOSSY_S = 50e-3
 """A path is lossy for this long after a gap: answers go out twice."""
+ASK_WAIT_S = 1e-3
+"""Longest that the answer to ASK waits for the last datagram of its burst: what arrives one by one is answered once."""
+ANSWER_GAP_S = 1e-3
+"""A question this soon after an answer, with nothing between, is a copy of the one that was answered, and less than the least
+distance of a sender's own repetitions: what its copies acknowledge is told once, in the end."""
 MAX_ANSWERS = 4
 """Most copies of a feedback that answers a repeated question (see ``sender.PROBE_COPIES``)."""
 MAX_TOMBSTONES = 8192
@@ -125,6 +130,7 @@ class ReceivePath:
     """What came on one path and what feedback is owed for it."""
 
     __slots__ = (
+        "answered_at",
         "asked",
         "copies",
         "due_at",
@@ -149,6 +155,7 @@ class ReceivePath:
         self.echo_at = -1.0  # nothing has come yet
         self.due_at = float("inf")
         self.asked = False
+        self.answered_at = float("-inf")  # when a question was last answered
         self.copies = 1  # of the next answer
         self.heard_bytes = 0  # since the last answer
         self.gap_at = float("-inf")  # when a burst was last found missing or incomplete
@@ -428,7 +435,7 @@ class PeerReceiver:
     def _on_last(self, message_id: int, header: tuple[int, ...], now: float) -> None:
         """First transmissions are out: as END."""
         if self._on_end(message_id, now):
-            self._on_question(self.paths[header[3]])
+            self._on_question(self.paths[header[3]], now)
 
     def _accept(
         self,
@@ -546,8 +553,12 @@ class PeerReceiver:
         space.mark(full, bursts, mask)
         if slab.marked:
             path.marked += bursts * mask.bit_count()
-        # A gap is told at once, and so is what a sender asks for.
-        path.unreported_bytes += FEEDBACK_EVERY_BYTES if gap or header[2] & wire.ASK else nbytes
+        # A gap is told at once, and so is what a sender asks for when all of the burst has come that will.
+        at_once = gap
+        if header[2] & wire.ASK:
+            at_once = gap or mask.bit_length() == header[4]
+            path.due_at = min(path.due_at, slab.received_at + ASK_WAIT_S)
+        path.unreported_bytes += FEEDBACK_EVERY_BYTES if at_once else nbytes
         if gap or mask.bit_count() < header[4]:
             path.gap_at = slab.received_at
         if header[1] == wire.Type.DATA:
@@ -582,16 +593,19 @@ class PeerReceiver:
                 return False
         elif type_ == wire.Type.END:
             if self._on_end(message_id, now):
-                self._on_question(self.paths[header[3]], header[14])
+                self._on_question(self.paths[header[3]], now, header[14])
         elif type_ == wire.Type.PING:
-            self._on_question(self.paths[header[3]], header[14])
+            self._on_question(self.paths[header[3]], now, header[14])
         self._mark_bursts(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload))
         return True
 
-    def _on_question(self, path: ReceivePath, copies: int = 0) -> None:
+    def _on_question(self, path: ReceivePath, now: float, copies: int = 0) -> None:
         """END or PING: an answer is due at once, in as many copies as the question came, and in more if nothing but questions
-        came since the last one."""
+        came since the last one. To the question's own copies no set of copies is due, but soon one feedback."""
         if not path.asked:
+            if not path.heard_bytes and now < path.answered_at + ANSWER_GAP_S:
+                path.due_at = min(path.due_at, path.answered_at + ANSWER_GAP_S)
+                return
             lossy = path.echo_at - path.gap_at < LOSSY_S
             path.copies = 1 + lossy if path.heard_bytes else min(path.copies + 1, MAX_ANSWERS)
             path.heard_bytes = 0
@@ -702,40 +716,48 @@ class PeerReceiver:
         grants: tuple[tuple[int, int], ...],
         most_bytes: int,
         now: float,
-    ) -> list[bytes]:
-        """The feedback of a path, in payloads of at most ``most_bytes``; what was owed is settled."""
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The feedback of a path, in payloads of at most ``most_bytes``, and copies to follow it, of what is new only; what was
+        owed is settled."""
         held = max(0, int((now - path.echo_at) * 1e6))
-        payloads = []
-        for spaces in self._fitting(path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)):
+        payloads, copies = [], []
+        for spaces, new in self._fitting(
+            path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)
+        ):
             feedback = wire.Feedback(
                 path.echo, held, window_bytes, path.asked, grants, spaces, path.marked, path.index
             )
             payloads.append(wire.encode_feedback(feedback))
-        copies = path.copies if path.asked else 1
+            if path.asked and new:
+                copies += payloads[-1:] * (path.copies - 1)
+        if path.asked:
+            path.answered_at = now
         path.unreported_bytes = 0
         path.due_at = float("inf")
         path.asked = False
-        return payloads * copies
+        return payloads, copies
 
-    def _fitting(self, path: ReceivePath, room: int) -> list[tuple[wire.Space, ...]]:
-        """Reports of the classes that have news, in groups that fit into ``room`` bytes; one group at least. With them goes the
-        end of what came of more urgent classes: to the sender, an arrival of a less urgent class is evidence against what it
-        sent before of those, and the feedback that told of it may have been lost."""
+    def _fitting(self, path: ReceivePath, room: int) -> list[tuple[tuple[wire.Space, ...], bool]]:
+        """Reports of the classes that have news, and of all for a question, in groups that fit into ``room`` bytes; one group at
+        least. Each with whether there is news in it. With them goes the end of what came of more urgent classes: to the sender,
+        an arrival of a less urgent class is evidence against what it sent before of those, and the feedback that told of it may
+        have been lost."""
         groups: list[list[wire.Space]] = [[]]
         left = room
-        told = [space.highest >= 0 and (space.changed or path.asked) for space in path.spaces]
+        news = [space.changed for space in path.spaces]
         for cls, space in enumerate(path.spaces):
-            if space.highest < 0 or not any(told[cls:]):
+            if space.highest < 0 or not (path.asked or any(news[cls:])):
                 continue
             space.changed = False
-            report = space.report(cls, (room - wire.SPACE_BYTES) // 8 if told[cls] else TOLD_AGAIN)
+            whole = news[cls] or path.asked
+            report = space.report(cls, (room - wire.SPACE_BYTES) // 8 if whole else TOLD_AGAIN)
             size = wire.SPACE_BYTES + 8 * report.count
             if size > left and groups[-1]:
                 groups.append([])
                 left = room
             groups[-1].append(report)
             left -= size
-        return [tuple(group) for group in groups]
+        return [(tuple(group), any(news[report.cls] for report in group)) for group in groups]
 
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""

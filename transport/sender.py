@@ -331,7 +331,7 @@ class PeerSender:
             taken = np.arange(first, first + count, dtype=np.uint32) if chunks is None else chunks
             message.repeat(taken, times, again=again)
         ask = room - path.charge(count * stride, count) < min(burst_cost, path.window() // 2)
-        self._stamp(message, path, count, space.next_seq, ask, now)
+        self._stamp(message, path, count, space.next_seq, ask and decides, now)  # the last copy asks for all
         if chunks is None:
             nbytes = self._buffer.fill_run(
                 message.row, message.source, message.spec.chunk_bytes, first, count
@@ -893,6 +893,7 @@ class PeerSender:
             for flight in flights:
                 self._on_lost(path, space, flight, now)
                 messages.add(flight.control.message if flight.control is not None else _id_of(flight))
+            space.lost.clear()  # what the path brought before it died is no sign of reordering when it tells of it at last
         path.forget_fates()
         for message in filter(None, map(self.messages.get, messages)):
             message.loss_share = several.main.loss_share

@@ -237,7 +237,7 @@ def test_a_step_that_is_too_short_is_skipped_by_all(world_size, consistency):
             skipped.append(report.skipped)
         return skipped
 
-    heavy = run_network(member, world_size, seed=3, impair="loss(0.6)")
+    heavy = run_network(member, world_size, seed=3, impair="loss(0.75)")
     assert all(skips == heavy[0] for skips in heavy) and any(heavy[0])
     light = run_network(member, world_size, seed=3, impair="loss(0.003)")
     assert not any(any(skips) for skips in light)
