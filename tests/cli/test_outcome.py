@@ -8,10 +8,11 @@ from rich.console import Console
 
 from dblp.cli.host import document, write_json
 from dblp.cli.launch import WorkerError
-from dblp.cli.train.figures import draw
+from dblp.cli.train.figures import _by_arm, draw
 from dblp.cli.train.outcome import Collector, combine
 from dblp.cli.train.policies import ARMS
 from dblp.cli.train.table import perplexities, summary_table, verdict
+from dblp.collectives.presets import presets
 from dblp.errors import LocalError
 
 TRAFFIC = {
@@ -49,8 +50,8 @@ def outcomes(seeds=(0, 1)):
     ]
 
 
-def text_of(table):
-    console = Console(width=80, color_system=None)
+def text_of(table, width=80):
+    console = Console(width=width, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -100,6 +101,26 @@ def test_the_table_has_a_row_an_arm_and_fits_80_columns():
         assert "98.50 %" in row
         assert ("15.00 %" in row) == (arm != "gloo")
     assert "mean of seeds 0, 1" in text
+
+
+def presets_outcomes(seeds=(0,)):
+    arms = ["gloo", "dblp-exact", *(name for name in presets() if name != "exact")]
+    return [combine([result(arm, seed)]) for seed in seeds for arm in arms]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_all_presets_fits(width):
+    table = summary_table(presets_outcomes())
+    lines = text_of(table, width).splitlines()
+    assert "…" not in "".join(lines)
+    names = [line.split()[0] for line in lines if line.strip()]
+    assert names[-7:] == ["gloo", "dblp-exact", "mlt", "dblp", "ltp", "optireduce", "default"]
+    assert len(str(verdict(presets_outcomes())).splitlines()) == 5
+
+
+def test_no_two_curves_of_all_presets_look_the_same():
+    looks = {(style["color"], style["linestyle"]) for style, _ in _by_arm(presets_outcomes())}
+    assert len(looks) == 7
 
 
 def test_the_verdict_compares_bounded_with_exact():

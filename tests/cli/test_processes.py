@@ -85,6 +85,39 @@ def test_dblp_arms_lose_datagrams_and_keep_replicas_identical(tmp_path):
     assert 0 < bounded["missing_share"] <= 0.1
 
 
+def test_policies_train_by_name(tmp_path):
+    """One with a controller, and one with a transform and a rule for steps that all skip; neither keeps replicas equal itself."""
+    records = trained(tmp_path, "dblp,optireduce", "--arms", "dblp", "--model", "resnet", "--batch", 512)
+    assert list(records) == ["dblp", "optireduce"]
+    assert all(record["rounds"] >= 4 for record in records.values()), "two steps an epoch"
+
+
+@pytest.mark.slow
+def test_all_policies_train_by_name(tmp_path):
+    """DBLP's phases follow the epochs: it loses little in the first one, more of the gradient later."""
+    names = ["mlt", "dblp", "ltp", "optireduce", "default"]
+    records = trained(tmp_path, ",".join(names), "--arms", "dblp-exact", "--model", "mlp", "--batch", 256)
+    assert list(records) == ["dblp-exact", *names]
+    assert len({record["rounds"] for record in records.values()}) == 1
+    assert records["dblp-exact"]["missing_share"] is None
+    assert 0 < records["mlt"]["missing_share"] <= 0.008
+    assert records["mlt"]["missing_share"] < records["dblp"]["missing_share"]
+    for name in ("ltp", "optireduce", "default"):
+        assert 0 < records[name]["missing_share"] < 0.3, name
+
+
+def trained(tmp_path, policy, *options):
+    """Two epochs on two ranks where a tenth is lost; the records by arm."""
+    figures = tmp_path / "train.json"
+    done = dblp(
+        "train", "--policy", policy, "--ranks", 2, "--epochs", 2, "--impair", "loss(0.1),seed(3)", *options,
+        "--json", figures, "--figure", tmp_path / "train.png", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "replicas identical on all 2 ranks" in done.stdout
+    return {record["arm"]: record for record in json.loads(figures.read_text())["records"]}
+
+
 def test_a_tiny_benchmark(tmp_path):
     figures = tmp_path / "bench.json"
     done = dblp(

@@ -15,8 +15,15 @@ from dblp.errors import LocalError
 
 _COLOURS = {GLOO: "#aaaaaa", EXACT: "#0072B2", BOUNDED: "#D55E00"}
 """Okabe and Ito's palette: told apart with any kind of colour vision."""
-_OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
-"""The rest of it, for the arms of named policies in their order."""
+_OTHERS = (
+    ("#009E73", "-"),
+    ("#CC79A7", "-"),
+    ("#E69F00", (0, (5, 1.5))),
+    ("#56B4E9", (0, (5, 1.5))),
+    ("#000000", (0, (1.5, 1.0))),
+    ("#F0E442", "-"),
+)
+"""The rest of it, for the arms of named policies in their order: the faintest last. Dashes let a curve beneath be seen."""
 _WIDTH, _GLOO_WIDTH = 1.8, 4.0
 """gloo and dblp-exact often give one curve: the wider shows behind the narrower."""
 _STYLE = {
@@ -59,6 +66,7 @@ def _draw_curves(axes: Any, outcomes: Sequence[Outcome]) -> None:
     for style, of_arm in _by_arm(outcomes):
         _draw_band(axes, style, np.stack([outcome.losses for outcome in of_arm]))
     axes.set(title="Training loss", xlabel="epoch", yscale="log")
+    _whole_epochs(axes)
     axes.legend()
     _plain_numbers(axes.yaxis)
 
@@ -70,6 +78,7 @@ def _draw_accuracy(axes: Any, outcomes: Sequence[Outcome]) -> None:
     highest = max(float(outcome.accuracies.max()) for outcome in outcomes)
     limits = max(0.0, 100 * lowest - 2), min(100.0, 100 * highest + 2)
     axes.set(title="Test accuracy (%)", xlabel="epoch", ylim=limits)
+    _whole_epochs(axes)
 
 
 def _draw_band(axes: Any, style: dict[str, Any], values: Floats) -> None:
@@ -102,13 +111,19 @@ def _plain_numbers(*log_axes: Any) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
+def _whole_epochs(axes: Any) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
 def _by_arm(outcomes: Sequence[Outcome]) -> Iterator[tuple[dict[str, Any], list[Outcome]]]:
     """Each arm's line style, with its name as the label, and its outcomes."""
-    others = itertools.cycle(_OTHER_COLOURS)
+    others = itertools.cycle(_OTHERS)
     for arm in dict.fromkeys(outcome.arm for outcome in outcomes):
+        colour, dashes = (_COLOURS[arm], "-") if arm in _COLOURS else next(others)
         style = {
             "label": arm,
-            "color": _COLOURS.get(arm) or next(others),
+            "color": colour,
+            "linestyle": dashes,
             "linewidth": _GLOO_WIDTH if arm == GLOO else _WIDTH,
         }
         yield style, [outcome for outcome in outcomes if outcome.arm == arm]
