@@ -98,7 +98,7 @@ def _check_leg(setting: str, share: float) -> None:
 
 
 def _exact() -> Preset:
-    return Preset(name="exact", policy=Policy(), source="contract C1")
+    return Preset(name="exact", policy=Policy(), source="loses nothing, as all-reduce does elsewhere (docs/design.md, C1)")
 
 
 def _eager_star(leg: float) -> Policy:
@@ -131,7 +131,7 @@ def _mlt(low: float = DBLP_LOW) -> Preset:
         name="mlt",
         policy=_eager_star(low),
         transport=_NO_COPIES,
-        source="MLT (NSDI'24), bounded loss without the switches' part, as DBLP's baseline (arXiv 2605.01989, section 1.4)",
+        source="MLT (NSDI'24), bounded loss without the switches' part, as DBLP's baseline (arXiv 2605.01989)",
         differences=(
             "one share for all tensors and for push and pull: DBLP's P_low; MLT profiles 0.7 to 3.3 % by model, or takes 10 % "
             "with more rounds",

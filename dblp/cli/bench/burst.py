@@ -197,5 +197,5 @@ def _headline(plan: BurstPlan) -> str:
         f"[bold]dblp bench burst[/] on {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}\n"
         f"{format_bytes(plan.nbytes)} of float32 on {RANKS} ranks: a server and 3 workers, or 4 workers\n"
         f"links of {plan.rate_bps / 1e9:g} Gb/s and {format_seconds(plan.delay_s)}{lost};"
-        f" {plan.bursts} bursts a case, of {'all datagrams' if plan.control_too else 'data only'}"
+        f" {plan.bursts} burst{'s' if plan.bursts > 1 else ''} a case, of {'all datagrams' if plan.control_too else 'data only'}"
     )
