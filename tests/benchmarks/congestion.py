@@ -2,9 +2,12 @@
 
     python -m tests.benchmarks.congestion [--controls delay,bbr,dctcp] [--scenarios loss,two,...] [--json]
 
+All of it takes many minutes; ``--scenarios loss,two,incast --controls delay,bbr,dctcp`` about three.
+
 Shares are of the link's rate, payload of chunks only (headers are 3.3 % of a datagram). ``lan``: 1 Gb/s, 0.1 ms round trip, a
-buffer of 256 KiB; ``wan``: 200 Mb/s, 20 ms, 512 KiB. ``loss``: one flow at 1 % random loss; ``two``: the second begins 0.1 s
-(``wan``: 0.5 s) after the first; ``incast``: 16 senders to one receiver at once; ``cubic``, ``reno``: beside a TCP-like flow.
+buffer of 256 KiB; ``wan``: 200 Mb/s, 20 ms, 512 KiB. ``loss``: one flow at 1 % random loss, ``late``: seen from 2 s on, where
+slow growth has ended; ``two``: the second begins 0.1 s after the first; ``incast``: 16 senders to one receiver at once; ``cubic``,
+``reno``: beside a TCP-like flow.
 """
 
 # ruff: noqa: T201
@@ -20,6 +23,7 @@ from tests.sim.flows import LAN, WAN, Share, beside_tcp, incast, lossy, two
 SCENARIOS: dict[str, Callable[[str], Share]] = {
     "loss": lambda control: lossy(control, LAN, warm_up_s=0.1, seconds=0.4),
     "loss-wan": lambda control: lossy(control, WAN, warm_up_s=0.5, seconds=1.5),
+    "loss-wan-late": lambda control: lossy(control, WAN, warm_up_s=2.0, seconds=1.0),
     "two": lambda control: two(control, LAN, warm_up_s=0.3, seconds=0.5, apart_s=0.1),
     "incast": lambda control: incast(control, LAN, senders=16, warm_up_s=0.02, seconds=0.4),
     "cubic": lambda control: beside_tcp(control, LAN, kind="cubic", warm_up_s=0.3, seconds=0.7),
@@ -51,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.json:
         print(
-            f"{'scenario':10} {'control':7} {'flows':>6} {'Jain':>6} {'TCP':>6} {'queue':>8} {'most':>8} {'lost':>6}"
+            f"{'scenario':13} {'control':7} {'flows':>6} {'Jain':>6} {'TCP':>6} {'queue':>8} {'most':>8} {'lost':>6}"
         )
     for scenario in options.scenarios.split(","):
         for control in options.controls.split(","):
@@ -60,7 +64,7 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
                 continue
             print(
-                f"{scenario:10} {control:7} {row['total']:6.1%} {row['jain']:6.3f} {row['tcp']:6.1%} "
+                f"{scenario:13} {control:7} {row['total']:6.1%} {row['jain']:6.3f} {row['tcp']:6.1%} "
                 f"{row['queue_delay_s'] * 1e3:5.2f} ms {row['peak_delay_s'] * 1e3:5.2f} ms {row['lost']:6.2%}",
                 flush=True,
             )

@@ -50,8 +50,14 @@ class Setting:
 
 LAN = Setting()
 WAN = Setting(
-    rate_bps=2e8, latency_s=10e-3, queue_bytes=512 * 1024, mark_bytes=64 * 1024, mark_full_bytes=256 * 1024
+    rate_bps=2e8,
+    latency_s=10e-3,
+    queue_bytes=512 * 1024,
+    mark_bytes=128 * 1024,
+    mark_full_bytes=384 * 1024,
 )
+"""Marks begin above a seventh of what is in flight, 71 KB: below it DCTCP leaves the link idle (Alizadeh et al., SIGCOMM 2010,
+section 3.3); with 64 KiB it was seen to take 56 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
