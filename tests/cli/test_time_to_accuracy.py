@@ -103,10 +103,10 @@ def test_eager_default_is_dblp_by_value():
 
 def run(name, accuracies, round_s):
     tested = np.arange(1, len(accuracies) + 1) * 10
-    rounds = np.full(10 * len(accuracies), round_s)
-    step = {"burst": False, "tolerant": False, "missing_share": 0.1, "energy_lost": 0.0}
-    steps = [Step(seconds=seconds, **step) for seconds in rounds]
-    steps[0] = Step(seconds=round_s, **{**step, "burst": True})
+    steps = [
+        Step(seconds=round_s, burst=number == 0, tolerant=False, missing_share=0.1, energy_lost=0.0)
+        for number in range(10 * len(accuracies))
+    ]
     return Run(
         arm=name, model="mlp", seed=0, tested_at=tested, seconds=tested * (round_s + 0.5), perplexity=None,
         accuracies=np.array(accuracies), steps=tuple(steps), compute_s=0.5,
