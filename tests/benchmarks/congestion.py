@@ -6,8 +6,8 @@ All of it takes many minutes; ``--scenarios loss,two,incast --controls delay,bbr
 
 Shares are of the link's rate, payload of chunks only (headers are 3.3 % of a datagram). ``lan``: 1 Gb/s, 0.1 ms round trip, a
 buffer of 256 KiB; ``wan``: 200 Mb/s, 20 ms, 512 KiB. ``loss``: one flow at 1 % random loss, ``late``: seen from 2 s on, where
-slow growth has ended; ``two``: the second begins 0.1 s after the first; ``incast``: 16 senders to one receiver at once; ``cubic``,
-``reno``: beside a TCP-like flow.
+slow growth has ended; ``two``: the second begins 0.1 s after the first; ``incast``: 16 senders to one receiver at once;
+``cubic``, ``reno``: beside a TCP-like flow.
 """
 
 # ruff: noqa: T201
