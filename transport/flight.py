@@ -129,6 +129,20 @@ class Control:
         self.dropped = False
         self.copies = 0  # of a question: so many leave, and as many answers are wanted
 
+    def copy(self) -> Control:
+        """The same once more, to be sent once only."""
+        copy = Control(
+            self.type,
+            self.message,
+            self.payload,
+            chunks=self.chunks,
+            cls=self.cls,
+            path=self.path,
+            about=self.about,
+        )
+        copy.reliable = False
+        return copy
+
 
 class SendSpace:
     """Bursts of one class on one path."""

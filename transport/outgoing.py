@@ -46,6 +46,7 @@ class Outgoing:
         "done",
         "end_cls",
         "end_due",
+        "end_heard",
         "final",
         "granted",
         "head",
@@ -108,6 +109,7 @@ class Outgoing:
         self.chunks_resent = 0
         self.paths: set[int] = set()
         self.end_due: deque[int] = deque()
+        self.end_heard = False  # an END is known to have arrived
         self.final: dict[int, bytes] = {}
         self.done = False
         self.detached = False
@@ -230,7 +232,9 @@ class Outgoing:
         if self._all_critical:
             return _times(self.critical_lost, 0, self.loss_share, most)
         others = len(self.lost) - self.critical_lost
-        flying = int(len(self.again) * self.again_loss)  # of the repairs in flight, the mean number that will be lost
+        flying = int(
+            len(self.again) * self.again_loss
+        )  # of the repairs in flight, the mean number that will be lost
         return _times(others, max(self.may_miss - flying, 0), self.loss_share, most)
 
     @property
@@ -315,10 +319,14 @@ class Outgoing:
         return taken
 
     def take_copy(self, most: int) -> tuple[npt.NDArray[np.uint32], bool]:
-        """Chunks that leave once more, of class ``cls``, at most ``most``, and whether for the last time; may be empty. All leave
-        once before any leaves the next time: the longer between two copies, the less one loss takes both."""
-        cls, chunks, times = self.copies.popleft()
-        chunks = chunks[~self.acked[chunks]]
+        """Chunks that leave once more, of class ``cls``, ascending, at most ``most``, and whether for the last time; may be none.
+        All leave once before any leaves the next time: the longer between two copies, the less one loss takes both."""
+        cls, _, times = self.copies[0]
+        chunks = np.empty(0, np.uint32)
+        while len(chunks) < most and self.copies and (self.copies[0][0], self.copies[0][2]) == (cls, times):
+            more = self.copies.popleft()[1]
+            chunks = np.concatenate((chunks, more[~self.acked[more]]))
+        chunks = np.unique(chunks)
         if len(chunks) > most:
             self.copies.appendleft((cls, chunks[most:], times))
             chunks = chunks[:most]

@@ -46,8 +46,8 @@ ASK_WAIT_S = 1e-3
 ANSWER_GAP_S = 1e-3
 """A question this soon after an answer, with nothing between, is a copy of the one that was answered, and less than the least
 distance of a sender's own repetitions: what its copies acknowledge is told once, in the end."""
-MAX_ANSWERS = 4
-"""Most copies of a feedback that answers a repeated question (see ``sender.PROBE_COPIES``)."""
+MAX_ANSWERS = 8
+"""Most copies of a feedback that answers a repeated question (see ``send_path.PROBE_COPIES``)."""
 MAX_TOMBSTONES = 8192
 """Ended messages of a peer whose FINAL can be repeated at once when something late comes. FINAL is repeated until it is
 acknowledged in any case, so the oldest may go: groups without watermarks (point to point) would keep all of them."""

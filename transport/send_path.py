@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 
 from dblp.transport.config import MAX_DATAGRAM_BYTES, TransportConfig
@@ -15,16 +16,19 @@ MIN_RTO_S = 8e-3
 """Least retransmission timeout: above a delayed feedback (4 ms) and a tick of the scheduler. A timeout that was not needed
 costs a probe and its answer, never a retransmission."""
 ASKED_RTO_S = 3e-3
-"""Least timeout of a repeated question on a path that loses much: in a burst of loss each pass of repair takes a few of them."""
+"""Least timeout of a repeated question on a lossy path, and of any on one that has just lost much: in a burst of loss each pass
+of repair takes a few of them."""
 HEAVY_LOSS = 0.1
 """Loss share of a path above which questions are repeated sooner and in more copies, and END goes out twice behind a repair."""
-COPIED_LOSS = 0.4
+COPIED_LOSS = 0.2
 """Loss share of a path above which chunks leave in copies: with less, a pass or two of repair are enough, and it may be that
 copies would make the loss, in a buffer that overflows."""
 COPIED_TIMEOUTS = 2.0
 """Timeouts after which loss is no longer news: what leaves then is not sent in copies before it has been seen again."""
 MAX_RTO_S = 2.0
 """Largest timeout before back-off: paths of one second of round trip work still."""
+ASK_GAP_S = 1e-3
+"""Least distance of the questions of a full window: sooner they are not answered (``receiver.ANSWER_GAP_S``)."""
 INITIAL_RTT_S = 30e-3
 """Round trip assumed before the first sample."""
 STEADY_PROBES = 64
@@ -33,6 +37,10 @@ MAX_PROBE_GAP_S = 1.0
 """Longest distance between probes of a silent peer."""
 RELAPSE_S = 1.0
 """A path that is left again so soon after it came back is probed at twice the distance."""
+PROBE_COPIES = 8
+"""Most copies of a question: at 80 % loss, five of six times one arrives."""
+ALL_LOST = 0.2
+"""Share of the questions of which all copies may be lost, where ``PROBE_COPIES`` are not too few."""
 SETTLED_DATAGRAMS = 64
 """Datagrams of which half are forgotten in ``heavy_share``: a burst of loss is known as such after one burst."""
 SETTLED_PRIOR = 16.0
@@ -84,6 +92,7 @@ class SendPath:
         self.settled = SETTLED_PRIOR  # datagrams of bursts whose fate is known
         self.settled_lost = 0.0  # the lost ones of them
         self.lost_at = float("-inf")  # when something was last found lost
+        self.ask_at = float("-inf")  # when a full window may ask aloud again
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
         self.marked_seen = 0  # datagrams with a congestion mark that it told of
@@ -124,6 +133,13 @@ class SendPath:
         """The loss share that the next pass must reckon with, at most 0.95. Feedback tells of arrivals before it tells of losses:
         bursts whose fate is settled say more than the last feedback, but for those that were the first to be hit."""
         return max(self.loss_share, min(self.settled_lost / self.settled, 0.95))
+
+    def question_copies(self) -> int:
+        """Copies in which a question leaves: one, but where much is lost."""
+        loss = self.heavy_share
+        if loss <= HEAVY_LOSS:
+            return 1
+        return min(max(math.ceil(math.log(ALL_LOST) / math.log(loss)), 2), PROBE_COPIES)
 
     def forget_loss(self, arrived: float) -> None:
         """Feedback had news, of ``arrived`` datagrams: what was acknowledged and lost before weighs less than what came now."""
@@ -179,7 +195,8 @@ class SendPath:
         """(Re)start the timeout. Probes of a path that is left back off from the first on."""
         doublings = max(0, self.probes - STEADY_PROBES) if self.alive else self.probes + self.relapses
         doublings = min(doublings, 16)
-        if self.alive and self.probes and not doublings and self.loss_share > HEAVY_LOSS:
+        asked = self.probes > 0 and self.loss_share > HEAVY_LOSS
+        if self.alive and not doublings and (asked or self.loses_much(now)):
             # What is asked is answered at once: only the network's round trip and a tick of both hosts' schedulers count.
             self.probe_at = now + min(max(ASKED_RTO_S, 2.0 * self.net_rtt), self.rto)
             return

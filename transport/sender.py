@@ -27,15 +27,17 @@ from dblp.transport.paths.base import ANY_CHUNKS, PathChoice
 from dblp.transport.paths.peer_paths import PROBES_A_TIMEOUT, PathState, PeerPaths
 from dblp.transport.paths.spray import SprayChoice
 from dblp.transport.port import Address, Burst, Bytes
-from dblp.transport.send_path import HEAVY_LOSS, SendPath
+from dblp.transport.send_path import ASK_GAP_S, SendPath
 from dblp.transport.wire import Type
 
 CLEAN_LOSS = 0.5
 """Datagrams lost lately (a decaying count) below which a path is clean: the last burst says itself that it is the last."""
 CHEAP_BYTES = 32 * 1024
 """What copies of a few chunks may take together, whatever their number: half a burst."""
-PROBE_COPIES = 4
-"""Most copies of a probe, and of the answer to one that was repeated."""
+LEAST_COPIES = 4
+"""Copies of a question that was asked several times in vain, whatever the path is known to lose."""
+KEPT_QUESTIONS = 8
+"""Questions of a silent class that are remembered."""
 
 
 def _bursts_ahead(seq: int, base: int) -> int:
@@ -139,14 +141,8 @@ class PeerSender:
         self.messages[message] = out
         if self._several is not None:
             self._several.choice.on_started(out)
-        self.control.append(
-            Control(
-                Type.OPEN,
-                message,
-                wire.encode_open(wire.Open(spec, signature, energy, counts)),
-                chunks=spec.chunks,
-            )
-        )
+        opened = wire.encode_open(wire.Open(spec, signature, energy, counts))
+        self.queue_control(Control(Type.OPEN, message, opened, chunks=spec.chunks))
         out.opened = True
         if offered:
             out.offer(0, spec.chunks)
@@ -216,8 +212,11 @@ class PeerSender:
         return watermark
 
     def queue_control(self, control: Control) -> None:
-        """Let a control datagram leave with the next bursts."""
+        """Let a control datagram leave with the next bursts; in copies what is repeated until it arrives, where much is lost."""
         self.control.append(control)
+        if control.reliable:
+            path = self.paths[0] if self._several is None else self._several.main
+            self.control.extend(control.copy() for _ in range(path.question_copies() - 1))
 
     def final_pending(self, message_id: int) -> bool:
         """A FINAL of this message waits to leave or to be acknowledged."""
@@ -249,6 +248,7 @@ class PeerSender:
             if message.end_due:
                 end = Control(Type.END, message.id, chunks=message.spec.chunks, cls=message.end_cls)
                 end.path = message.end_due.popleft()
+                end.copies = message.end_due.count(end.path)
                 self.control.append(end)
                 return self._bundle(now)
             if not message.sendable():
@@ -358,6 +358,8 @@ class PeerSender:
             now,
         )
         self._note_sent(message, path, not again and not copy)
+        if ask and path.ask_at <= now and path.room() < path.charge(stride, 1) and path.loses_much(now):
+            self._ask(path, message.cls, now)
         return Burst(
             self._buffer.data[:nbytes], stride, path.path, message.cls, path.address, self._buffer.pointer
         )
@@ -373,6 +375,14 @@ class PeerSender:
         most = min(most, path.window() // nbytes)
         message.loss_share = path.heavy_share
         return message.times_again(most) if again else message.times_first(most)
+
+    def _ask(self, path: SendPath, cls: int, now: float) -> None:
+        """The window is full, and of the bursts that ask for feedback most are lost: ask aloud, once a round trip."""
+        path.ask_at = now + max(ASK_GAP_S, path.net_rtt)
+        copies = path.question_copies()
+        question = Control(Type.PING, 0, cls=cls, path=path.path)
+        question.copies = copies
+        self.control.extend([question] * copies)
 
     def _train(
         self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
@@ -417,7 +427,7 @@ class PeerSender:
         message.paths.add(path.path)
         if not first_time:
             if message.all_sent and not message.repairable:
-                message.end_due.extend([path.path] * (1 + (path.loss_share > HEAVY_LOSS)))
+                message.end_due.extend([path.path] * path.question_copies())
         elif message.all_sent and self._ends(message) and not self._says_last(message, path):
             message.end_due.extend(sorted(message.paths))
 
@@ -586,8 +596,8 @@ class PeerSender:
         self._detect_loss(path, now)
         if not any(space.flights for space in path.spaces):
             path.probe_at = float("inf")
-            if self._whole:
-                self._end_behind_repairs(path)
+            for message in self.messages.values():
+                self._end_again(message, path)
 
     def _on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> bool:
         """Acknowledge what the report names; True if there was anything new."""
@@ -624,6 +634,8 @@ class PeerSender:
                 path.inflight_cost -= flight.cost
                 if flight.control is None:
                     self._whole += flight.count * flight.bursts
+                elif flight.control.type is Type.END and flight.control.message in self.messages:
+                    self.messages[flight.control.message].end_heard = True
         if kept:
             kept.extend(flights)
             space.flights = kept
@@ -701,7 +713,7 @@ class PeerSender:
         path.congestion.on_lost(flight.nbytes, now=now)
         if flight.control is not None:
             if flight.control.reliable and not flight.control.dropped:
-                self.control.append(flight.control)
+                self.queue_control(flight.control)
             elif flight.control.type is Type.END:
                 self._end_again(self.messages.get(flight.control.message), path)
             return
@@ -716,20 +728,13 @@ class PeerSender:
             self._wake(message)
 
     def _end_again(self, message: Outgoing | None, path: SendPath) -> None:
-        """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and nothing
-        is repaired that would say it again."""
-        if message is None or message.done or not message.may_miss or message.end_due:
+        """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and where
+        nothing is repaired or in flight, nothing else says it again."""
+        if message is None or message.done or not message.may_miss or message.end_due or message.end_heard:
             return
         if message.all_sent and not message.repairable:
             message.end_due.append(path.path)
             self._wake(message)
-
-    def _end_behind_repairs(self, path: SendPath) -> None:
-        """Repairs have arrived and nothing else is in flight. Where they met a bound before all that was lost was sent again,
-        nobody has said END since, and the receiver waits for it."""
-        for message in self.messages.values():
-            if len(message.lost):
-                self._end_again(message, path)
 
     def on_final(self, message_id: int, final: wire.Final, now: float) -> None:
         """The receiver's last word on a message."""
@@ -774,7 +779,7 @@ class PeerSender:
         """Ask for feedback in every class with something in flight that nothing overtook, and for grants that may have been lost.
 
         Repeated probes go out as several copies: in a loss burst of 80 % a single question and its single answer both arrive once
-        in 25 times, four copies of each seven times in twenty.
+        in 25 times, eight copies of each two times in three.
         """
         if self._several is not None and self._judge(self._several, path, now):
             return
@@ -782,7 +787,7 @@ class PeerSender:
         path.probe_at = float("inf")
         probes = self._questions(path)
         if probes:
-            copies = PROBE_COPIES if path.loss_share > HEAVY_LOSS else min(path.probes + 1, PROBE_COPIES)
+            copies = max(path.question_copies(), min(path.probes + 1, LEAST_COPIES))
             if self._several is not None:
                 copies = max(1, min(copies, PROBES_A_TIMEOUT // max(len(self._several.living), 1)))
             for probe in probes:
@@ -916,14 +921,25 @@ class PeerSender:
             if not space.unanswered():
                 continue
             self._trim_probes(path, space)
-            owner = next((f.message for f in reversed(space.flights) if f.message is not None), None)
-            if owner is not None and owner.all_sent:
+            ended = self._ended(space)
+            for owner in ended:
                 probes.append(Control(Type.END, owner.id, chunks=owner.spec.chunks, cls=cls, path=path.path))
-            else:
+            if not ended:
                 probes.append(Control(Type.PING, 0, cls=cls, path=path.path))
         if not probes and any(m.blocked() for m in self.messages.values()):
             probes.append(Control(Type.PING, 0, path=path.path))
         return probes
+
+    def _ended(self, space: SendSpace) -> list[Outgoing]:
+        """Messages with something in flight of which all has left, the last few: their receivers may wait to hear that."""
+        found: dict[int, Outgoing] = {}
+        for flight in space.flights:
+            message = flight.message
+            if message is None and flight.control is not None and flight.control.type is Type.END:
+                message = self.messages.get(flight.control.message)
+            if message is not None and not message.done and message.all_sent:
+                found[message.id] = message
+        return list(found.values())[-(KEPT_QUESTIONS // 2) :]
 
     @staticmethod
     def _take_off(path: SendPath, flight: Flight) -> None:
@@ -934,8 +950,10 @@ class PeerSender:
     def _trim_probes(self, path: SendPath, space: SendSpace) -> None:
         """Keep only the last probes of a silent peer, so that they do not fill the mask window."""
         probes = [f for f in space.flights if f.control is not None and not f.control.reliable]
-        for flight in probes[:-4]:
+        for flight in probes[:-KEPT_QUESTIONS]:
             space.flights.remove(flight)
+            if flight.control is not None and flight.control.type is Type.END:
+                self._end_again(self.messages.get(flight.control.message), path)
             path.inflight_bytes -= flight.nbytes
             path.inflight_cost -= flight.cost
 

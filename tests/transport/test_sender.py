@@ -14,7 +14,7 @@ from dblp.transport.config import TransportConfig
 from dblp.transport.flight import Control, Flight
 from dblp.transport.message import MessageSpec, Sent, message_id
 from dblp.transport.port import Burst
-from dblp.transport.send_path import PACKET_OVERHEAD_BYTES, STEADY_PROBES
+from dblp.transport.send_path import PACKET_OVERHEAD_BYTES, PROBE_COPIES, STEADY_PROBES
 from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, address, numbers, spec_of, split
@@ -452,7 +452,7 @@ def test_reliable_control_is_repeated_until_it_is_acknowledged(type_):
         bench.feedback(probe, asked=True)
         bench.timer(max(bench.now, bench.sender.next_timeout()))
         again = [header for header in bench.leave() if header.type == type_]
-        assert len(again) == 1 and again[0].burst > first.burst
+        assert 1 <= len(again) <= PROBE_COPIES and again[0].burst > first.burst, "in copies where it was lost"
     bench.now += RTT_S
     bench.feedback(again[0], asked=True)
     assert bench.sender.idle()
