@@ -41,6 +41,10 @@ PROBE_COPIES = 8
 """Most copies of a question: at 80 % loss, five of six times one arrives."""
 ALL_LOST = 0.2
 """Share of the questions of which all copies may be lost, where ``PROBE_COPIES`` are not too few."""
+QUESTIONS_KEPT = 0.95
+"""Share of what is known of control datagrams' loss that the fate of one more leaves."""
+SUPPOSED_QUESTIONS = 4.0
+"""Control datagrams that are taken to be lost like chunks, before their own fate says otherwise."""
 SETTLED_DATAGRAMS = 64
 """Datagrams of which half are forgotten in ``heavy_share``: a burst of loss is known as such after one burst."""
 SETTLED_PRIOR = 16.0
@@ -92,6 +96,7 @@ class SendPath:
         self.settled = SETTLED_PRIOR  # datagrams of bursts whose fate is known
         self.settled_lost = 0.0  # the lost ones of them
         self.lost_at = float("-inf")  # when something was last found lost
+        self.questions = self.questions_lost = 0.0  # control datagrams of late, and the lost ones of them
         self.ask_at = float("-inf")  # when a full window may ask aloud again
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
@@ -134,9 +139,17 @@ class SendPath:
         bursts whose fate is settled say more than the last feedback, but for those that were the first to be hit."""
         return max(self.loss_share, min(self.settled_lost / self.settled, 0.95))
 
+    def note_question(self, lost: int) -> None:
+        """A control datagram arrived, or was lost: 1."""
+        self.questions = QUESTIONS_KEPT * self.questions + 1.0
+        self.questions_lost = QUESTIONS_KEPT * self.questions_lost + lost
+
     def question_copies(self) -> int:
         """Copies in which a question leaves: one, but where much is lost."""
-        loss = self.heavy_share
+        heavy = self.heavy_share
+        if heavy <= HEAVY_LOSS:
+            return 1
+        loss = (SUPPOSED_QUESTIONS * heavy + self.questions_lost) / (SUPPOSED_QUESTIONS + self.questions)
         if loss <= HEAVY_LOSS:
             return 1
         return min(max(math.ceil(math.log(ALL_LOST) / math.log(loss)), 2), PROBE_COPIES)

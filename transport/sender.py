@@ -372,7 +372,7 @@ class PeerSender:
             return 1
         nbytes = len(message.lost) * message.spec.chunk_bytes if again else message.spec.nbytes
         most = max(self.config.copies, min(CHEAP_BYTES // nbytes, MAX_COPIES))
-        most = min(most, path.window() // nbytes)
+        most = min(most, int(path.window() / (path.scale * nbytes)))
         message.loss_share = path.heavy_share
         return message.times_again(most) if again else message.times_first(most)
 
@@ -634,8 +634,10 @@ class PeerSender:
                 path.inflight_cost -= flight.cost
                 if flight.control is None:
                     self._whole += flight.count * flight.bursts
-                elif flight.control.type is Type.END and flight.control.message in self.messages:
-                    self.messages[flight.control.message].end_heard = True
+                else:
+                    path.note_question(0)
+                    if flight.control.type is Type.END and flight.control.message in self.messages:
+                        self.messages[flight.control.message].end_heard = True
         if kept:
             kept.extend(flights)
             space.flights = kept
@@ -712,6 +714,7 @@ class PeerSender:
             path.note_fate(0, lost)
         path.congestion.on_lost(flight.nbytes, now=now)
         if flight.control is not None:
+            path.note_question(1)
             if flight.control.reliable and not flight.control.dropped:
                 self.queue_control(flight.control)
             elif flight.control.type is Type.END:

@@ -28,7 +28,13 @@ class Bench:
     """A sender, what it sent, and feedback made by hand."""
 
     def __init__(
-        self, *, window: int = WINDOW, early: int = 1 << 20, paths: int = 1, congestion: str = "fixed"
+        self,
+        *,
+        window: int = WINDOW,
+        early: int = 1 << 20,
+        paths: int = 1,
+        congestion: str = "fixed",
+        copies: int = 8,
     ) -> None:
         self.ended = 0
         self.sender = PeerSender(
@@ -36,7 +42,7 @@ class Bench:
             session=1,
             addresses=[address(1, path) for path in range(paths)],
             window_bytes=window,
-            config=TransportConfig(congestion=congestion, paths=paths),
+            config=TransportConfig(congestion=congestion, paths=paths, copies=copies),
             buffer=BurstBuffer(),
             watermark=lambda group: self.ended,
             datagram_bytes=1464,
@@ -474,7 +480,7 @@ def test_only_what_exceeds_the_budget_is_repaired():
 
 
 def test_repair_beyond_the_budget_allows_for_the_path_s_own_loss():
-    bench = Bench()
+    bench = Bench(copies=1)
     warm(bench)
     out, bursts = send_bursts(bench, 10, budget=0.2)
     bench.now += 2 * RTT_S
@@ -492,6 +498,75 @@ def test_exact_messages_repair_everything():
     bench.now += 2 * RTT_S
     bench.feedback(*bursts[9], sent_s=bench.now - RTT_S)
     assert {header.chunk for header in data_of(bench.leave())} == set(range(36))
+
+
+# --- copies where much is lost
+
+
+def lose_most(bench: Bench, window: int = WINDOW, **options: Any):
+    """Ten bursts of four chunks, of which the last alone arrives."""
+    warm(bench)
+    out, bursts = send_bursts(bench, 10, **options)
+    bench.now += 2 * RTT_S
+    bench.feedback(*bursts[9], sent_s=bench.now - RTT_S, window=window)
+    assert out.lost.tolist() == list(range(36))
+    return out, [header.chunk for header in data_of(bench.leave())]
+
+
+def test_where_most_is_lost_repairs_of_an_exact_message_leave_in_copies():
+    bench = Bench()
+    out, repairs = lose_most(bench)
+    times = np.bincount(repairs, minlength=40)
+    assert set(times[:36]) == {8} and not times[36:].any()
+    assert repairs[:36] == list(range(36)) == repairs[36:72], "all leave once before any leaves twice"
+    assert bench.path.inflight_cost <= bench.path.window()
+    assert out.all_sent and not len(out.lost)
+
+
+def test_copies_can_be_switched_off():
+    assert lose_most(Bench(copies=1))[1] == list(range(36))
+
+
+def test_copies_take_no_more_than_the_window():
+    _, repairs = lose_most(Bench(), window=100 * COST)
+    assert np.bincount(repairs).tolist() == [2] * 36, "three copies of 36 would not fit"
+
+
+def test_different_chunks_leave_before_copies_of_one_do():
+    """Of the 36 that are lost all leave; in fewer copies than where none may miss."""
+    _, repairs = lose_most(Bench(), budget=0.7)
+    assert set(repairs) == set(range(36)) and 36 <= len(repairs) < 8 * 36
+
+
+def test_a_chunk_is_lost_when_its_last_copy_is():
+    bench = Bench()
+    out, _ = lose_most(bench)
+    flights = [flight for flight in bench.path.spaces[1].flights if flight.message is out]
+    assert [flight.decides for flight in flights] == [False] * (len(flights) - 1) + [True]
+    for flight in flights[:-1]:
+        bench.sender._on_lost(bench.path, bench.path.spaces[1], flight, bench.now)
+    assert not len(out.lost)
+    bench.sender._on_lost(bench.path, bench.path.spaces[1], flights[-1], bench.now)
+    assert out.lost.tolist() == list(range(36))
+
+
+def test_questions_leave_in_copies_unless_they_are_known_to_arrive():
+    bench = Bench()
+    lose_most(bench)
+    assert bench.path.question_copies() >= 4
+    for _ in range(40):
+        bench.path.note_question(0)
+    assert bench.path.question_copies() <= 2
+    for _ in range(40):
+        bench.path.note_question(1)
+    assert bench.path.question_copies() == PROBE_COPIES
+
+
+def test_old_loss_calls_for_no_copies():
+    bench = Bench()
+    lose_most(bench)
+    assert bench.path.loses_much(bench.now)
+    assert not bench.path.loses_much(bench.now + 2.001 * bench.path.rto)
 
 
 # --- feedback that is old, repeated or foolish
