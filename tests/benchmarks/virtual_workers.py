@@ -120,8 +120,9 @@ class VirtualWorkers:
         for port in self._ports if burst else ():
             port.begin(self._loss)
         reports = self._run(self._gathered(lambda rank: self._round(rank, number, gradients[rank])))
-        for port in self._ports:
+        for port in self._ports:  # a burst lasts for one round: the exchange of a check is another
             port.end()
+        self._run(self._gathered(lambda rank: self._check(rank, gradients[rank], reports[rank])))
         bounded = sum(report.bounded_chunks for report in reports)
         self.steps.append(
             Step(
@@ -156,13 +157,14 @@ class VirtualWorkers:
                 controller.epoch(number // self._epoch_steps)
             controller.begin_iteration()
             policy = controller.policy(policy)
-        report = await group.all_reduce(
+        return await group.all_reduce(
             gradient, "avg", policy=policy, carry=self._carries[rank], priority=self._priorities[rank]
         )
-        if controller is not None:
+
+    async def _check(self, rank: int, gradient: Floats, report: Report) -> None:
+        if (controller := self._controllers[rank]) is not None:
             controller.hear(report)
-            await agree(group, controller, norm=float(np.linalg.norm(gradient)))
-        return report
+            await agree(self._groups[rank], controller, norm=float(np.linalg.norm(gradient)))
 
     async def _connect(self) -> list[Endpoint]:
         star, loop = self._star, self._loop
