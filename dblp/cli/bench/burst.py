@@ -150,8 +150,8 @@ def table(records: list[dict[str, Any]], mode: str) -> Table:
     from rich.table import Table
 
     caption = (
-        "Times: means, each round's slowest rank. Missing: in burst / in clean rounds.\n"
-        "Passes: ceil(ln P / ln q), P a leg's bound, both legs; in brackets mlt's over it."
+        "Means of each round's slowest rank; missing: in burst / clean rounds.\n"
+        "Passes: ceil(ln P / ln q) of both legs; in brackets, mlt's over it."
     )
     shown = Table(
         title=f"{mode}: rounds in a burst of loss",
