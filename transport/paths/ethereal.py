@@ -145,7 +145,7 @@ class EtherealChoice(PathChoice):
 
     def pick(self, message: Outgoing, usable: Usable, now: float) -> tuple[int, int] | None:
         """The path whose part of the message has most to go."""
-        if message.repairable:
+        if message.repairable or not message.fresh:  # repairs, and copies
             return self._repair(usable)
         route = self._leaf.route(message)
         picked = route.next(usable, message.chunks_sent) if route is not None else None
