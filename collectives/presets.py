@@ -98,7 +98,11 @@ def _check_leg(setting: str, share: float) -> None:
 
 
 def _exact() -> Preset:
-    return Preset(name="exact", policy=Policy(), source="loses nothing, as all-reduce does elsewhere (docs/design.md, C1)")
+    return Preset(
+        name="exact",
+        policy=Policy(),
+        source="loses nothing, as all-reduce does elsewhere (docs/design.md, C1)",
+    )
 
 
 def _eager_star(leg: float) -> Policy:
