@@ -25,6 +25,8 @@ LIKELY = 2.0
 pass more costs a round trip or two; the repairs cost a few percent of the message."""
 FEW = 0.05
 """Chunks that may be missing behind a pass of copies where all must arrive: one pass more in twenty."""
+PORTIONS = 4
+"""Parts in which a message leaves at most while a hop works on it, if none of them is a whole burst."""
 DETACH_BYTES = 256 * 1024
 """Most that ``detach`` copies, a tenth of a millisecond's work; larger rests are cheaper to wait for."""
 
@@ -60,6 +62,7 @@ class Outgoing:
         "opened",
         "paths",
         "per_burst",
+        "portion",
         "queue",
         "row",
         "source",
@@ -84,6 +87,9 @@ class Outgoing:
         self.head = head  # one header's bytes, patched for each burst; ``row`` is the same memory as words
         self.row: npt.NDArray[np.uint64] = np.frombuffer(head, np.uint64)
         self.per_burst = per_burst
+        # Chunks that leave together at least, while more are to come. Those of several classes leave in the order of value only
+        # if they are there.
+        self.portion = min(per_burst, spec.chunks if classes is not None else max(spec.chunks // PORTIONS, 1))
         self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS  # of what leaves next, see ``aim``
         self.lanes: Lanes | None = None
         if classes is not None:
@@ -190,10 +196,21 @@ class Outgoing:
 
     @property
     def fresh(self) -> bool:
-        """First transmissions wait that may leave."""
+        """First transmissions wait that may leave, and are worth it."""
         if self.lanes is not None:
-            return self.lanes.next >= 0
-        return bool(self.queue) and self.queue[0][0] < self.limit
+            return self.lanes.next >= 0 and not self._crumbs(self.limit >= self.spec.chunks)
+        if not self.queue:
+            return False
+        first = self.queue[0][0]
+        return first < self.limit and not self._crumbs(self.limit >= first + self.portion)
+
+    def _crumbs(self, granted: bool) -> bool:
+        """Less than a portion waits, more is to be offered, and the limit has room for it: as results get done chunk by chunk,
+        each would cost a system call at both ends. Nothing waits for ever: what a hop waits for was all offered at the hop before
+        it, or will be, and all of the first hop's is offered at once."""
+        if not self.unoffered or not granted:
+            return False
+        return self.spec.chunks - self.unoffered - self.chunks_sent < self.portion
 
     @property
     def sendable_run(self) -> int:

@@ -34,7 +34,9 @@ class Victim:
         self.cores.begin()
         self.data = numbers(100)
         self.core = self.cores.cores[1]
-        self.cores.send(0, 1, self.data, "done", offered=False).offer(0, 50)
+        sending = self.cores.send(0, 1, self.data, "done", offered=False)
+        sending.portion = 1  # what is offered leaves, however little it is
+        sending.offer(0, 50)
         self.sink = self.cores.receive(1, 0, self.data)
         self.cores.run(until=1.5)
         assert self.sink.times.sum() == 50 and not self.core.drops

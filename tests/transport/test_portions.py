@@ -1,0 +1,85 @@
+"""Portions: what gets done chunk by chunk leaves in pieces that are worth a system call, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dblp.transport.burst import burst_chunks
+from dblp.transport.message import MessageSpec
+from dblp.transport.outgoing import PORTIONS, Outgoing
+from dblp.transport.policy import Stop
+
+CHUNK = 1024
+
+
+def message(chunks: int, *, tagged: bool = False, limit: int | None = None) -> Outgoing:
+    spec = MessageSpec(nbytes=chunks * CHUNK, chunk_bytes=CHUNK, budget=0.5, stop=Stop.STALL)
+    classes = np.arange(chunks, dtype=np.uint8) % 4 if tagged else None
+    data = np.zeros(chunks * CHUNK, np.uint8)
+    out = Outgoing(1 << 48, spec, data, bytearray(48), burst_chunks(CHUNK), classes)
+    out.opened = True
+    out.raise_limit(chunks if limit is None else limit)
+    return out
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_crumbs_wait_for_a_portion_or_the_end(tagged):
+    out = message(40, tagged=tagged)
+    assert out.portion == (40 if tagged else 40 // PORTIONS)
+    out.offer(0, out.portion - 1)
+    assert not out.sendable()
+    out.offer(out.portion - 1, 1)
+    assert out.sendable()
+    if not tagged:
+        assert out.take_run(40) == (0, out.portion)
+        out.offer(out.portion, 1)
+        assert not out.sendable(), "a crumb again"
+        out.offer(out.portion + 1, 40 - out.portion - 1)
+        assert out.sendable(), "all is offered"
+
+
+def test_scattered_crumbs_count_together():
+    out = message(40)
+    out.offer_scattered(np.arange(0, 2 * out.portion - 2, 2, dtype=np.uint32))
+    assert not out.sendable()
+    out.offer_scattered(np.array([39], np.uint32))
+    assert out.sendable()
+
+
+def test_what_the_limit_cuts_short_does_not_wait():
+    out = message(40, limit=3)
+    out.offer(0, 3)
+    assert out.sendable(), "a receiver that grants three chunks may wait for them before it grants more"
+    tagged = message(40, tagged=True, limit=30)
+    tagged.offer(0, 3)
+    assert tagged.sendable()
+
+
+def test_a_long_message_leaves_in_whole_bursts():
+    out = message(1000)
+    assert out.portion == out.per_burst
+
+
+@given(st.integers(1, 300), st.booleans(), st.integers(0, 1 << 32))
+def test_all_that_is_offered_leaves(chunks, tagged, seed):
+    rng = np.random.default_rng(seed)
+    out = message(chunks, tagged=tagged, limit=0)
+    cuts = np.sort(rng.integers(0, chunks + 1, 5))
+    steps: list[object] = [np.sort(part).astype(np.uint32) for part in np.split(rng.permutation(chunks), cuts)]
+    steps += rng.integers(0, chunks + 1, 4).tolist() + [chunks]
+    rng.shuffle(steps)  # type: ignore[arg-type]
+    sent = 0
+    for step in [*steps, None]:
+        if isinstance(step, np.ndarray):
+            out.offer_scattered(step)
+        elif step is not None:
+            out.raise_limit(max(int(step), out.limit))  # type: ignore[call-overload]
+        while out.sendable():
+            out.aim()
+            taken = len(out.take_tagged(64)) if tagged else out.take_run(64)[1]
+            assert taken
+            sent += taken
+    assert sent == chunks and out.all_sent
