@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,15 +70,15 @@ def test_all_that_is_offered_leaves(chunks, tagged, seed):
     rng = np.random.default_rng(seed)
     out = message(chunks, tagged=tagged, limit=0)
     cuts = np.sort(rng.integers(0, chunks + 1, 5))
-    steps: list[object] = [np.sort(part).astype(np.uint32) for part in np.split(rng.permutation(chunks), cuts)]
-    steps += rng.integers(0, chunks + 1, 4).tolist() + [chunks]
-    rng.shuffle(steps)  # type: ignore[arg-type]
+    steps: list[Any] = [np.sort(part).astype(np.uint32) for part in np.split(rng.permutation(chunks), cuts)]
+    steps += [*rng.integers(0, chunks + 1, 4).tolist(), chunks]
+    rng.shuffle(steps)
     sent = 0
     for step in [*steps, None]:
         if isinstance(step, np.ndarray):
             out.offer_scattered(step)
         elif step is not None:
-            out.raise_limit(max(int(step), out.limit))  # type: ignore[call-overload]
+            out.raise_limit(max(int(step), out.limit))
         while out.sendable():
             out.aim()
             taken = len(out.take_tagged(64)) if tagged else out.take_run(64)[1]
