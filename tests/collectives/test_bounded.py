@@ -218,18 +218,18 @@ def test_previous_keeps_what_stood_there():
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_step_that_is_too_short_is_skipped_by_all(world_size, consistency):
     """One rank's datagrams hardly get through: at the deadline all ranks have zeros, and say so."""
-    chosen = Policy(
-        budget=0.02,
-        stop=Stop.DEADLINE,
-        stop_after_s=0.03,
-        short=Short.SKIP,
-        consistency=Consistency(consistency),
-    )
 
-    async def member(group):
+    async def member(group, stop_after_s, size):
+        chosen = Policy(
+            budget=0.02,
+            stop=Stop.DEADLINE,
+            stop_after_s=stop_after_s,
+            short=Short.SKIP,
+            consistency=Consistency(consistency),
+        )
         skipped = []
         for _ in range(4):
-            array = values(group.rank, 60_000, "float32")
+            array = values(group.rank, size, "float32")
             report = await group.all_reduce(array, policy=chosen)
             assert report.skipped == (not array.any())
             if not report.skipped:
@@ -237,9 +237,9 @@ def test_a_step_that_is_too_short_is_skipped_by_all(world_size, consistency):
             skipped.append(report.skipped)
         return skipped
 
-    heavy = run_network(member, world_size, seed=3, impair="loss(0.75)")
+    heavy = run_network(lambda group: member(group, 0.01, 120_000), world_size, seed=3, impair="loss(0.75)")
     assert all(skips == heavy[0] for skips in heavy) and any(heavy[0])
-    light = run_network(member, world_size, seed=3, impair="loss(0.003)")
+    light = run_network(lambda group: member(group, 0.03, 60_000), world_size, seed=3, impair="loss(0.003)")
     assert not any(any(skips) for skips in light)
 
 

