@@ -15,7 +15,10 @@ chunks that it missed itself, all learn the union (``union``), and fill it alike
 
 In place. A result overwrites, in the gather leg, the partial sum that was sent away from the same memory. In an exact round
 it may: the result exists only after the receiver has placed that sum, and it drops further copies. In a lossy round it waits,
-staged, until the send's FINAL has told which of the sums were counted, so that the others can be kept.
+staged, until the send's FINAL has told which of the sums were counted, so that the others can be kept. Where nothing is kept
+and the result comes from the rank that made it, it need not wait: that rank has placed the contribution, or ended its message
+without it, before the result could leave. A hole must wait there too: that a result is given up says nothing of the
+contribution, whose sender might repeat the fill in its place.
 """
 
 from __future__ import annotations
@@ -158,8 +161,9 @@ class Flow:
         self._enter(node, node.receives(step, self._spec(span, self.reduce_budget)))
         self._owned.append(span)
 
-    def copy(self, peer: int, step: int, span: Span) -> None:
-        """Take over the result that ``peer`` sends of ``span``."""
+    def copy(self, peer: int, step: int, span: Span, *, made: bool = False) -> None:
+        """Take over the result that ``peer`` sends of ``span``; ``made``: it comes from the rank that makes it, to which this
+        rank's contribution goes in one hop."""
         if not span.chunks:
             return
         stage = Copy(self, span, peer, step, self._spec(span, self.gather_budget))
@@ -173,6 +177,7 @@ class Flow:
                     outlet.tells = True
                     outlet.followers.append((low, high, stage))
                     stage.wait(low, high)
+        stage.at_once = made and self._keep is None and not _overlaps(self._last, span)
         self._enter(stage, [stage])
 
     def post(self) -> None:

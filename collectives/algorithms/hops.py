@@ -204,6 +204,7 @@ class Stage(Node):
         self.dtype: np.dtype[Any] = self.target.dtype
         self.waiting = 0  # chunks whose turn has not come
         self.weigh = False
+        self.at_once = False  # rows need no turn, only holes do
         self._came = 0.0  # energy
         self._ready: Bools | None = None
         self._staged: Bools | None = None
@@ -227,7 +228,7 @@ class Stage(Node):
         count = rows.shape[0] if rows.ndim == 2 else rows.shape[0] * rows.shape[1]
         if self.weigh:
             self._came += energy(rows, self.flow.reducer.dtype)
-        if self.waiting and not self._ready[first : first + count].all():  # type: ignore[index]
+        if self.waiting and not self.at_once and not self._ready[first : first + count].all():  # type: ignore[index]
             stage, staged = self._take_stage()
             start = first * self.per_chunk
             stage[start : start + rows.size].reshape(rows.shape)[...] = rows
@@ -240,7 +241,7 @@ class Stage(Node):
         """``place`` for whole chunks in any order."""
         if self.weigh:
             self._came += energy(rows, self.flow.reducer.dtype)
-        if self.waiting and not self._ready[chunks].all():  # type: ignore[index]
+        if self.waiting and not self.at_once and not self._ready[chunks].all():  # type: ignore[index]
             stage, staged = self._take_stage()
             whole_rows(stage, self.per_chunk)[chunks] = rows
             staged[chunks] = True
