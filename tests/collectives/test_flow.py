@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dblp.collectives import algorithms
 from dblp.collectives.algorithms import direct, halving_doubling, hierarchical, ps, ring
+from dblp.collectives.algorithms.flow import Flow
 from dblp.collectives.algorithms.hops import Copy, Span
 from dblp.collectives.algorithms.union import Union, schedule
 from dblp.collectives.carry import Residual
@@ -236,10 +237,11 @@ def test_fills_are_never_counted_as_contributions(name, stop):
 
 @pytest.mark.parametrize("name", ["direct", "ps(servers=0+1+2)"])
 def test_nothing_waits_where_nothing_is_lost_or_kept(monkeypatch, name):
-    """Results go straight to their place in an agreed round; with a residual they may have to wait for FINAL."""
-    copies = []
-    take = Copy._take_stage
-    monkeypatch.setattr(Copy, "_take_stage", lambda stage: copies.append(stage.span) or take(stage))
+    """Results go straight to their place in an agreed round; with a residual, what they overwrite is put aside."""
+    staged, aside = [], []
+    take, put = Copy._take_stage, Flow._take_aside
+    monkeypatch.setattr(Copy, "_take_stage", lambda stage: staged.append(stage.span) or take(stage))
+    monkeypatch.setattr(Flow, "_take_aside", lambda flow: aside.append(flow) or put(flow))
 
     async def member(group, residual=None):
         array = contribution(group.rank, 60_000)
@@ -247,9 +249,10 @@ def test_nothing_waits_where_nothing_is_lost_or_kept(monkeypatch, name):
         return array.tobytes()
 
     straight = run_network(member, 3, seed=1)
-    assert not copies
-    waited = run_network(lambda group: member(group, Residual(60_000)), 3, seed=1)
-    assert copies and set(straight) == set(waited) and len(set(waited)) == 1
+    assert not aside
+    kept = run_network(lambda group: member(group, Residual(60_000)), 3, seed=1)
+    assert aside and not staged
+    assert set(straight) == set(kept) and len(set(kept)) == 1
 
 
 # the union of bitmaps
