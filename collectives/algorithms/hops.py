@@ -204,9 +204,7 @@ class Stage(Node):
         self.dtype: np.dtype[Any] = self.target.dtype
         self.waiting = 0  # chunks whose turn has not come
         self.weigh = False
-        self.at_once = (
-            False  # rows need no turn, only holes do; what they overwrite may still have to be kept
-        )
+        self.at_once = False  # only holes wait for their turn; what rows overwrite may still have to be kept
         self._came = 0.0  # energy
         self._ready: Bools | None = None
         self._staged: Bools | None = None

@@ -238,10 +238,20 @@ def test_fills_are_never_counted_as_contributions(name, stop):
 @pytest.mark.parametrize("name", ["direct", "ps(servers=0+1+2)"])
 def test_nothing_waits_where_nothing_is_lost_or_kept(monkeypatch, name):
     """Results go straight to their place in an agreed round; with a residual, what they overwrite is put aside."""
-    staged, aside = [], []
-    take, put = Copy._take_stage, Flow._take_aside
-    monkeypatch.setattr(Copy, "_take_stage", lambda stage: staged.append(stage.span) or take(stage))
-    monkeypatch.setattr(Flow, "_take_aside", lambda flow: aside.append(flow) or put(flow))
+    staged: list[type] = []
+    aside: list[type] = []
+
+    def noting(kind, method, notes):
+        original = getattr(kind, method)
+
+        def call(self):
+            notes.append(kind)
+            return original(self)
+
+        monkeypatch.setattr(kind, method, call)
+
+    noting(Copy, "_take_stage", staged)
+    noting(Flow, "_take_aside", aside)
 
     async def member(group, residual=None):
         array = contribution(group.rank, 60_000)
@@ -249,7 +259,7 @@ def test_nothing_waits_where_nothing_is_lost_or_kept(monkeypatch, name):
         return array.tobytes()
 
     straight = run_network(member, 3, seed=1)
-    assert not aside
+    assert not staged and not aside
     kept = run_network(lambda group: member(group, Residual(60_000)), 3, seed=1)
     assert aside and not staged
     assert set(straight) == set(kept) and len(set(kept)) == 1
