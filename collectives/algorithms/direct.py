@@ -65,7 +65,7 @@ def _post_lossy(
     for peer in peers:
         flow.send(peer, _GATHER, shards[rank], gather=True)
     for peer in peers:
-        flow.copy(peer, _GATHER, shards[peer])
+        flow.copy(peer, _GATHER, shards[peer], made=True)
     flow.post()
 
 

@@ -15,7 +15,10 @@ chunks that it missed itself, all learn the union (``union``), and fill it alike
 
 In place. A result overwrites, in the gather leg, the partial sum that was sent away from the same memory. In an exact round
 it may: the result exists only after the receiver has placed that sum, and it drops further copies. In a lossy round it waits,
-staged, until the send's FINAL has told which of the sums were counted, so that the others can be kept.
+staged, until the send's FINAL has told which of the sums were counted, so that the others can be kept. Where the result comes
+from the rank that made it, it need not wait: that rank has placed the contribution, or ended its message without it, before
+the result could leave. What may have to be kept is put aside then, which costs less than to stage the result. A hole must wait
+there too: that a result is given up says nothing of the contribution, whose sender might repeat the fill in its place.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from dblp.collectives.algorithms.fold import Fold, Part
 from dblp.collectives.algorithms.grid import chunk_bytes
 from dblp.collectives.algorithms.hops import Add, Array, Copy, Keep, Node, Outlet, Span, Stage, true_runs
 from dblp.collectives.algorithms.incast import Incast, Turns, Watch
-from dblp.collectives.algorithms.sinks import CopySink
+from dblp.collectives.algorithms.sinks import CopySink, whole_rows
 from dblp.collectives.algorithms.union import Union
 from dblp.collectives.priority import Tagger
 from dblp.collectives.reduction import Reducer, energy
@@ -91,6 +94,8 @@ class Flow:
         self._missing: dict[int, npt.NDArray[np.uint32]] = {}
         self._weighed, self._weighed_chunks = 0.0, 0  # contributions whose energy is known
         self._short = False  # a message was given up below its bound
+        self._aside: Array | None = None  # contributions that results have overwritten, each at its place
+        self._saved = np.zeros(self.all.chunks if keep is not None else 0, np.bool_)  # which
         self._tagger = self._make_tagger()
 
     # --- declaring
@@ -158,8 +163,9 @@ class Flow:
         self._enter(node, node.receives(step, self._spec(span, self.reduce_budget)))
         self._owned.append(span)
 
-    def copy(self, peer: int, step: int, span: Span) -> None:
-        """Take over the result that ``peer`` sends of ``span``."""
+    def copy(self, peer: int, step: int, span: Span, *, made: bool = False) -> None:
+        """Take over the result that ``peer`` sends of ``span``; ``made``: it comes from the rank that makes it, to which this
+        rank's contribution goes in one hop."""
         if not span.chunks:
             return
         stage = Copy(self, span, peer, step, self._spec(span, self.gather_budget))
@@ -173,6 +179,7 @@ class Flow:
                     outlet.tells = True
                     outlet.followers.append((low, high, stage))
                     stage.wait(low, high)
+        stage.at_once = made and not _overlaps(self._last, span)
         self._enter(stage, [stage])
 
     def post(self) -> None:
@@ -263,6 +270,38 @@ class Flow:
         """What stands in ``span`` is in no result (see ``Keep``)."""
         if self._keep is not None:
             self._keep(span.low * self.per_chunk, self.elements(span), divisor=divisor, ranks=ranks)
+
+    def keep_sent(self, span: Span, *, ranks: int) -> None:
+        """What was sent from ``span`` was not counted. A result may have overwritten it."""
+        saved = self._saved[span.low : span.high]
+        if self._keep is None or self._aside is None or not saved.any():
+            self.keep_span(span, ranks=ranks)
+            return
+        for low, high in true_runs(~saved, span.low):
+            self.keep_span(Span(low, high), ranks=ranks)
+        for low, high in true_runs(saved, span.low):
+            self._keep(
+                low * self.per_chunk, self._aside[low * self.per_chunk : high * self.per_chunk], ranks=ranks
+            )
+
+    def put_aside(self, low: int, high: int) -> None:
+        """Results are about to overwrite these chunks, of which it is not known whether they were counted."""
+        if self._keep is not None:
+            place = slice(low * self.per_chunk, high * self.per_chunk)
+            self._take_aside()[place] = self.buffer[place]
+            self._saved[low:high] = True
+
+    def put_aside_scattered(self, chunks: npt.NDArray[np.uint32]) -> None:
+        """``put_aside`` for whole chunks in any order."""
+        if self._keep is not None:
+            aside = whole_rows(self._take_aside(), self.per_chunk)
+            aside[chunks] = whole_rows(self.buffer, self.per_chunk)[chunks]
+            self._saved[chunks] = True
+
+    def _take_aside(self) -> Array:
+        if self._aside is None:
+            self._aside = self.round.stage(self.buffer.nbytes).view(self.buffer.dtype)
+        return self._aside
 
     def starve(self, missing: npt.NDArray[np.uint32]) -> None:
         """A receiver of these chunks has told that it did not count them."""

@@ -185,7 +185,7 @@ class Outlet(Node):
         if self._missing is not None:
             base = self.span.low
             for first, end in true_runs(self._missing[low - base : high - base], low):
-                self.flow.keep_span(Span(first, end), ranks=self.ranks)
+                self.flow.keep_sent(Span(first, end), ranks=self.ranks)
         self.done(low, high)
 
 
@@ -204,6 +204,7 @@ class Stage(Node):
         self.dtype: np.dtype[Any] = self.target.dtype
         self.waiting = 0  # chunks whose turn has not come
         self.weigh = False
+        self.at_once = False  # only holes wait for their turn; what rows overwrite may still have to be kept
         self._came = 0.0  # energy
         self._ready: Bools | None = None
         self._staged: Bools | None = None
@@ -227,7 +228,7 @@ class Stage(Node):
         count = rows.shape[0] if rows.ndim == 2 else rows.shape[0] * rows.shape[1]
         if self.weigh:
             self._came += energy(rows, self.flow.reducer.dtype)
-        if self.waiting and not self._ready[first : first + count].all():  # type: ignore[index]
+        if self.waiting and not self._ready[first : first + count].all() and not self._go_ahead(first, count):  # type: ignore[index]
             stage, staged = self._take_stage()
             start = first * self.per_chunk
             stage[start : start + rows.size].reshape(rows.shape)[...] = rows
@@ -240,12 +241,25 @@ class Stage(Node):
         """``place`` for whole chunks in any order."""
         if self.weigh:
             self._came += energy(rows, self.flow.reducer.dtype)
-        if self.waiting and not self._ready[chunks].all():  # type: ignore[index]
+        if self.waiting and not self._ready[chunks].all() and not self._go_ahead_scattered(chunks):  # type: ignore[index]
             stage, staged = self._take_stage()
             whole_rows(stage, self.per_chunk)[chunks] = rows
             staged[chunks] = True
         else:
             self.apply_scattered(whole_rows(self.target, self.per_chunk), chunks, rows)
+
+    def _go_ahead(self, first: int, count: int) -> bool:
+        """Rows may come to these chunks before their turn; what stands there has been put aside if it may have to be kept."""
+        if self.at_once:
+            low = self.span.low + first
+            self.flow.put_aside(low, low + count)
+        return self.at_once
+
+    def _go_ahead_scattered(self, chunks: Chunks) -> bool:
+        """``_go_ahead`` for whole chunks in any order."""
+        if self.at_once:
+            self.flow.put_aside_scattered(chunks + np.uint32(self.span.low))
+        return self.at_once
 
     def on_chunks(self, first: int, count: int) -> None:
         if self._staged is None:

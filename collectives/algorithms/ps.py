@@ -101,4 +101,4 @@ def declare(
             flow.send((rank + step) % size, _PULL, shards[rank], gather=True, whole=whole)
     for server in turns:
         if server != rank:
-            flow.copy(server, _PULL, shards[server])
+            flow.copy(server, _PULL, shards[server], made=True)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from dblp.collectives import algorithms
 from dblp.collectives.algorithms import direct, halving_doubling, hierarchical, ps, ring
-from dblp.collectives.algorithms.hops import Span
+from dblp.collectives.algorithms.flow import Flow
+from dblp.collectives.algorithms.hops import Copy, Span
 from dblp.collectives.algorithms.union import Union, schedule
+from dblp.collectives.carry import Residual
 from dblp.collectives.group import Group
 from dblp.sim.loop import run as run_virtual
 from dblp.transport.policy import Consistency, Policy, Stop
@@ -211,6 +213,56 @@ def test_over_a_lossy_network(monkeypatch, name, stop, loss):
         assert (results[0][0][number] + carried == contributed).all()
     assert all(report.missing_share <= 0.5 for _, reports in results for report in reports)
     assert sum(report.missing_chunks for _, reports in results for report in reports) > 0
+
+
+@pytest.mark.parametrize("name", ["direct", "ps(servers=0+1+2)"])
+@pytest.mark.parametrize("stop", ["stall", "eager"])
+def test_fills_are_never_counted_as_contributions(name, stop):
+    """Real endpoints, no carry: results overwrite contributions at once, fills only when those have been counted. The reduce leg
+    is exact here, so what an owner has made is the sum of all, though its peers gave up results before it had their parts."""
+    world_size, count = 3, 60_000
+    chosen = policy(0.3, gather=0.3, stop=Stop(stop), consistency=Consistency.RELAXED)
+
+    async def member(group):
+        array = contribution(group.rank, count)
+        return array, await group.all_reduce(array, policy=chosen, algorithm=name)
+
+    results = run_network(member, world_size, seed=7, impair="loss(0.15),reorder(0.05,1ms)")
+    wanted = total(contribution(rank, count) for rank in range(world_size))
+    for array, report in results:
+        assert ((array == wanted) | (array == 0)).all()
+        assert report.filled_chunks > 0
+    assert (np.stack([array for array, _ in results]).max(axis=0) == wanted).all(), "owners have no holes"
+
+
+@pytest.mark.parametrize("name", ["direct", "ps(servers=0+1+2)"])
+def test_nothing_waits_where_nothing_is_lost_or_kept(monkeypatch, name):
+    """Results go straight to their place in an agreed round; with a residual, what they overwrite is put aside."""
+    staged: list[type] = []
+    aside: list[type] = []
+
+    def noting(kind, method, notes):
+        original = getattr(kind, method)
+
+        def call(self):
+            notes.append(kind)
+            return original(self)
+
+        monkeypatch.setattr(kind, method, call)
+
+    noting(Copy, "_take_stage", staged)
+    noting(Flow, "_take_aside", aside)
+
+    async def member(group, residual=None):
+        array = contribution(group.rank, 60_000)
+        await group.all_reduce(array, policy=policy(0.1), algorithm=name, carry=residual)
+        return array.tobytes()
+
+    straight = run_network(member, 3, seed=1)
+    assert not staged and not aside
+    kept = run_network(lambda group: member(group, Residual(60_000)), 3, seed=1)
+    assert aside and not staged
+    assert set(straight) == set(kept) and len(set(kept)) == 1
 
 
 # the union of bitmaps
