@@ -87,9 +87,8 @@ class Outgoing:
         self.head = head  # one header's bytes, patched for each burst; ``row`` is the same memory as words
         self.row: npt.NDArray[np.uint64] = np.frombuffer(head, np.uint64)
         self.per_burst = per_burst
-        # Chunks that leave together at least, while more are to come. Those of several classes leave in the order of value only
-        # if they are there.
-        self.portion = min(per_burst, spec.chunks if classes is not None else max(spec.chunks // PORTIONS, 1))
+        # Chunks that leave together at least, while more are to come. Bounded rounds are for paths that lose, see ``hurry``.
+        self.portion = 1 if spec.budget > 0.0 else min(per_burst, max(spec.chunks // PORTIONS, 1))
         self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS  # of what leaves next, see ``aim``
         self.lanes: Lanes | None = None
         if classes is not None:
@@ -198,7 +197,7 @@ class Outgoing:
     def fresh(self) -> bool:
         """First transmissions wait that may leave, and are worth it."""
         if self.lanes is not None:
-            return self.lanes.next >= 0 and not self._crumbs(self.limit >= self.spec.chunks)
+            return self.lanes.next >= 0
         if not self.queue:
             return False
         first = self.queue[0][0]
@@ -266,6 +265,10 @@ class Outgoing:
             self.copies.append((self.cls, chunks, times - 1))
         if again:
             self.again_loss = self.loss_share**times
+
+    def hurry(self) -> None:
+        """The path loses: whatever is offered leaves at once. Each burst is evidence of what became of those before it."""
+        self.portion = 1
 
     def sendable(self) -> bool:
         """Something could leave now, credit permitting."""

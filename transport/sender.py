@@ -130,6 +130,8 @@ class PeerSender:
             classes,
         )
         out.wakes = self._wake
+        if any(path.lost_lately >= CLEAN_LOSS for path in self.paths):
+            out.hurry()
         allowed = min(max(self._early_bytes, 0) // spec.chunk_bytes, spec.chunks)
         if allowed and spec.chunks - allowed <= out.per_burst:
             allowed = (
@@ -710,6 +712,10 @@ class PeerSender:
         lost = flight.unacked.bit_count()
         path.lost_lately += lost
         path.lost_at = now
+        for waiting in self.messages.values():
+            if waiting.portion > 1:
+                waiting.hurry()
+                self._wake(waiting)
         if self._several is not None:
             path.note_fate(0, lost)
         path.congestion.on_lost(flight.nbytes, now=now)

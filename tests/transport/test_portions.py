@@ -17,8 +17,8 @@ from dblp.transport.policy import Stop
 CHUNK = 1024
 
 
-def message(chunks: int, *, tagged: bool = False, limit: int | None = None) -> Outgoing:
-    spec = MessageSpec(nbytes=chunks * CHUNK, chunk_bytes=CHUNK, budget=0.5, stop=Stop.STALL)
+def message(chunks: int, *, tagged: bool = False, budget: float = 0.0, limit: int | None = None) -> Outgoing:
+    spec = MessageSpec(nbytes=chunks * CHUNK, chunk_bytes=CHUNK, budget=budget, stop=Stop.STALL)
     classes = np.arange(chunks, dtype=np.uint8) % 4 if tagged else None
     data = np.zeros(chunks * CHUNK, np.uint8)
     out = Outgoing(1 << 48, spec, data, bytearray(48), burst_chunks(CHUNK), classes)
@@ -27,20 +27,30 @@ def message(chunks: int, *, tagged: bool = False, limit: int | None = None) -> O
     return out
 
 
-@pytest.mark.parametrize("tagged", [False, True])
-def test_crumbs_wait_for_a_portion_or_the_end(tagged):
-    out = message(40, tagged=tagged)
-    assert out.portion == (40 if tagged else 40 // PORTIONS)
+def test_crumbs_wait_for_a_portion_or_the_end():
+    out = message(40)
+    assert out.portion == 40 // PORTIONS
     out.offer(0, out.portion - 1)
     assert not out.sendable()
     out.offer(out.portion - 1, 1)
     assert out.sendable()
-    if not tagged:
-        assert out.take_run(40) == (0, out.portion)
-        out.offer(out.portion, 1)
-        assert not out.sendable(), "a crumb again"
-        out.offer(out.portion + 1, 40 - out.portion - 1)
-        assert out.sendable(), "all is offered"
+    assert out.take_run(40) == (0, out.portion)
+    out.offer(out.portion, 1)
+    assert not out.sendable(), "a crumb again"
+    out.offer(out.portion + 1, 40 - out.portion - 1)
+    assert out.sendable(), "all is offered"
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_nothing_waits_in_bounded_rounds_and_on_paths_that_lose(tagged):
+    bounded = message(40, tagged=tagged, budget=0.5)
+    bounded.offer(3, 1)
+    assert bounded.sendable()
+    exact = message(40)
+    exact.offer(3, 1)
+    assert not exact.sendable()
+    exact.hurry()
+    assert exact.sendable()
 
 
 def test_scattered_crumbs_count_together():
@@ -55,9 +65,6 @@ def test_what_the_limit_cuts_short_does_not_wait():
     out = message(40, limit=3)
     out.offer(0, 3)
     assert out.sendable(), "a receiver that grants three chunks may wait for them before it grants more"
-    tagged = message(40, tagged=True, limit=30)
-    tagged.offer(0, 3)
-    assert tagged.sendable()
 
 
 def test_a_long_message_leaves_in_whole_bursts():
@@ -68,7 +75,7 @@ def test_a_long_message_leaves_in_whole_bursts():
 @given(st.integers(1, 300), st.booleans(), st.integers(0, 1 << 32))
 def test_all_that_is_offered_leaves(chunks, tagged, seed):
     rng = np.random.default_rng(seed)
-    out = message(chunks, tagged=tagged, limit=0)
+    out = message(chunks, tagged=tagged, budget=0.5 if tagged else 0.0, limit=0)
     cuts = np.sort(rng.integers(0, chunks + 1, 5))
     steps: list[Any] = [np.sort(part).astype(np.uint32) for part in np.split(rng.permutation(chunks), cuts)]
     steps += [*rng.integers(0, chunks + 1, 4).tolist(), chunks]

@@ -468,6 +468,28 @@ def test_reliable_control_is_repeated_until_it_is_acknowledged(type_):
 # --- bounded repair
 
 
+def test_crumbs_wait_on_a_clean_path_only():
+    bench = Bench()
+    warm(bench)
+    data = numbers(30)
+    held = bench.sender.send(
+        message_id(0, 0, 1), spec_of(data, 0.0), data.view(np.uint8), b"s", 0.0, offered=False
+    )
+    held.offer(0, 2)
+    assert data_of(bench.leave()) == []
+    _, bursts = send_bursts(bench, 10)
+    bench.now += 2 * RTT_S
+    bench.feedback(*bursts[9], sent_s=bench.now - RTT_S)
+    sent = {header.message for header in data_of(bench.leave())}
+    assert held.id in sent, "news of a loss: they leave"
+    late = bench.sender.send(
+        message_id(0, 0, 2), spec_of(data, 0.0), data.view(np.uint8), b"s", 0.0, offered=False
+    )
+    late.offer(0, 2)
+    bench.now += RTT_S
+    assert late.id in {header.message for header in data_of(bench.leave())}
+
+
 def test_only_what_exceeds_the_budget_is_repaired():
     bench = Bench()
     warm(bench)
