@@ -104,7 +104,7 @@ def test_something_is_kept_on_both_legs(monkeypatch, name, world_size):
     whole = total(contribution(rank, count, 3) for rank in range(world_size))
     dropped = np.flatnonzero(arrays[0] == 0)
     assert {report.filled_chunks for report in reports} == {-(-len(dropped) // 128)}, "chunks of 128 elements"
-    assert 0.05 < len(dropped) / count <= 0.21, "the union of the holes is within the gather leg's budget"
+    assert 0.05 < len(dropped) / count <= 0.2, "the union of the holes is within the gather leg's budget"
     owned = sum((rounds[0][dropped] == whole[dropped]).sum() for rounds in kept.values())
     assert owned > 0.02 * len(dropped)
     partial = np.flatnonzero((arrays[0] != whole) & (arrays[0] != 0))
