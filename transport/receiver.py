@@ -9,7 +9,6 @@ acknowledged only if its chunks were accepted: placed, known already, void (the 
 from __future__ import annotations
 
 import enum
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +18,12 @@ import numpy.typing as npt
 
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.expectation import Expectation
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import round_of
 from dblp.transport.policy import Stop
 from dblp.transport.port import Slab
+from dblp.transport.receive_path import ReceivePath
 
 FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
 """Unacknowledged bytes after which feedback is due at once, where credit allows more than three times that; a sender whose
@@ -76,140 +77,6 @@ class Drop(enum.Enum):
     HANDSHAKE = "handshake datagram that fits no attempt of ours"
 
 
-class ReceiveSpace:
-    """Which bursts of one class came on one path: a mask a burst, over a sliding window."""
-
-    __slots__ = ("changed", "highest", "masks", "origin")
-    _CAPACITY = 4096
-
-    def __init__(self) -> None:
-        self.masks = array("Q", bytes(8 * self._CAPACITY))
-        self.origin = 0
-        self.highest = -1
-        self.changed = False
-
-    def widen(self, seq: int) -> int:
-        """Full sequence number of the low 32 bits ``seq`` (nearest to the highest seen)."""
-        near = self.highest if self.highest >= 0 else 0
-        delta = (seq - near) & 0xFFFFFFFF
-        return near + (delta - (1 << 32) if delta >= 1 << 31 else delta)
-
-    def mark(self, seq: int, bursts: int, mask: int) -> None:
-        """Note the datagrams of ``mask`` for each of the bursts from ``seq`` on."""
-        stop = seq + bursts
-        if stop - self.origin > self._CAPACITY:
-            self._slide(stop - 1)
-        if seq < self.origin or seq + wire.MASK_WINDOW <= self.highest:
-            return
-        masks, index = self.masks, seq - self.origin
-        for at in range(index, index + bursts):
-            masks[at] |= mask
-        self.changed = True
-        if stop > self.highest:
-            self.highest = stop - 1
-
-    def _slide(self, seq: int) -> None:
-        keep = wire.MASK_WINDOW
-        if seq - self.highest >= self._CAPACITY - keep:
-            kept = array("Q", bytes(8 * keep))
-            start = seq - keep + 1
-        else:
-            start = self.highest - keep + 1
-            kept = self.masks[start - self.origin : self.highest - self.origin + 1]
-        self.masks = kept + array("Q", bytes(8 * (self._CAPACITY - len(kept))))
-        self.origin = start
-
-    def report(self, cls: int, most: int) -> wire.Space:
-        """The window of masks up to the highest burst, at most ``most`` of them."""
-        base = max(self.origin, self.highest - min(most, wire.MASK_WINDOW) + 1, 0)
-        masks = self.masks[base - self.origin : self.highest - self.origin + 1]
-        return wire.Space(cls, base & 0xFFFFFFFF, len(masks), int.from_bytes(masks.tobytes(), "little"))
-
-
-class ReceivePath:
-    """What came on one path and what feedback is owed for it."""
-
-    __slots__ = (
-        "answered_at",
-        "asked",
-        "copies",
-        "due_at",
-        "echo",
-        "echo_at",
-        "gap_at",
-        "heard_bytes",
-        "in_order",
-        "index",
-        "marked",
-        "spaces",
-        "unreported_bytes",
-    )
-
-    def __init__(self, index: int = 0) -> None:
-        self.index = index
-        self.spaces = [ReceiveSpace() for _ in range(4)]
-        self.in_order = 0  # bursts since one arrived behind a later one
-        self.unreported_bytes = 0
-        self.marked = 0  # datagrams with a congestion mark
-        self.echo = 0
-        self.echo_at = -1.0  # nothing has come yet
-        self.due_at = float("inf")
-        self.asked = False
-        self.answered_at = float("-inf")  # when a question was last answered
-        self.copies = 1  # of the next answer
-        self.heard_bytes = 0  # since the last answer
-        self.gap_at = float("-inf")  # when a burst was last found missing or incomplete
-
-
-class _Expectation:
-    """The headers that a train of one message should have, laid out once; what changes from train to train is written in."""
-
-    __slots__ = ("_count", "_expected", "_seen", "_words", "bursts")
-
-    def __init__(self, row: npt.NDArray[np.uint64], bursts: int, count: int) -> None:
-        """For trains of at most ``bursts`` of ``count`` datagrams that start like ``row``."""
-        self.bursts = bursts
-        self._count = count
-        self._expected = np.empty((bursts, count, 6), np.uint64)
-        self._expected[:] = row
-        self._expected.view(np.uint8)[..., 5] = wire.POSITIONS[:count]
-        self._words = self._expected.view(np.uint32)
-        self._seen = np.empty_like(self._expected)
-
-    def intact(self, rows: npt.NDArray[np.uint64], bursts: int, first: int, seq: int) -> int:
-        """How many of the headers ``rows`` (bursts, count, 6) are those of consecutive bursts from ``seq`` on, of consecutive
-        chunks from ``first`` on."""
-        expected, words, seen = self._expected[:bursts], self._words[:bursts], self._seen[:bursts]
-        seen[:] = rows
-        expected[..., 4] = seen[..., 4]  # send time and watermark may differ from train to train
-        if bursts == 1:
-            words[0, :, 7] = wire.wire_index(seq)
-        else:
-            words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
-        stop = first + bursts * self._count
-        words[..., 10] = wire.wire_indices(first, stop).reshape(bursts, self._count)
-        same = seen == expected
-        if same.all():
-            return bursts
-        return int(same.all(axis=(1, 2)).argmin())
-
-    def alike(
-        self, rows: npt.NDArray[np.uint64], bursts: int, seq: int
-    ) -> tuple[int, npt.NDArray[np.uint32]]:
-        """How many of the headers ``rows`` are those of consecutive bursts from ``seq`` on, of any chunks, and which (bursts,
-        count)."""
-        expected, words, seen = self._expected[:bursts], self._words[:bursts], self._seen[:bursts]
-        seen[:] = rows
-        expected[..., 4] = seen[..., 4]
-        words[..., 7] = wire.wire_sequence(seq, bursts)[:, None]
-        indices = seen.view(np.uint32)[..., 10]
-        words[..., 10] = indices
-        same = seen == expected
-        if not same.all():
-            bursts = int(same.all(axis=(1, 2)).argmin())
-        return bursts, indices[:bursts].byteswap()
-
-
 class PeerReceiver:
     """Everything that comes from one peer."""
 
@@ -240,7 +107,7 @@ class PeerReceiver:
         self._owd_min = float("inf")
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
-        self._expectations: dict[tuple[tuple[int, ...], int], _Expectation] = {}
+        self._expectations: dict[tuple[tuple[int, ...], int], Expectation] = {}
         self._expected = np.zeros((wire.BURST_DATAGRAMS, 6), np.uint64)
         self._expected_bytes = self._expected.view(np.uint8)
         self._expected_words = self._expected.view(np.uint32)
@@ -318,7 +185,7 @@ class PeerReceiver:
         shape, strides = (bursts, slab.count, message.per_chunk), (slab.spacing, slab.size, message.width)
         return np.ndarray(shape, message.sink.dtype, slab.arena, offset + HEADER_BYTES, strides)
 
-    def _expectation(self, rows: npt.NDArray[np.uint64], header: tuple[int, ...]) -> _Expectation:
+    def _expectation(self, rows: npt.NDArray[np.uint64], header: tuple[int, ...]) -> Expectation:
         """What the headers (bursts, count, 6) should be.
 
         Headers are copied together and compared with an expectation that stands from the last train of the same message:
@@ -331,7 +198,7 @@ class PeerReceiver:
         if expectation is None or expectation.bursts < bursts:
             if len(self._expectations) >= MAX_EXPECTATIONS:
                 del self._expectations[next(iter(self._expectations))]
-            expectation = self._expectations[key] = _Expectation(rows[0, 0], bursts, count)
+            expectation = self._expectations[key] = Expectation(rows[0, 0], bursts, count)
         return expectation
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:
