@@ -307,7 +307,7 @@ def test_classes_that_a_network_drops_first_lose_most():
     exchange(cores, data, classes, budget=0.2)
     lost = np.bincount(classes[cores.received().missing], minlength=4)
     assert lost[0] == lost[1] == 0 and lost[3] > 5 * lost[2]
-    assert 0.12 * 1000 < lost.sum() <= 0.2 * 1000
+    assert 0.15 * 1000 < lost.sum() <= 0.2 * 1000
 
 
 # --- what is refused
