@@ -90,6 +90,12 @@ def class_counts(spec: MessageSpec, classes: npt.NDArray[np.uint8]) -> ClassCoun
     return counts[0], counts[1], counts[2], counts[3]
 
 
+EXACT_CLASS = 1
+"""Class of the chunks of an exact message: always repaired, behind control."""
+BOUNDED_CLASS = 2
+"""Class of the chunks of a bounded message."""
+
+
 class Sink(Protocol):
     """Where received chunks go. Called on the loop's thread; the views are valid only during the call."""
 

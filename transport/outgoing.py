@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,12 @@ import numpy.typing as npt
 from dblp.transport import wire
 from dblp.transport.burst import ChunkSource
 from dblp.transport.lanes import Lanes
-from dblp.transport.message import MessageSpec, Sent
+from dblp.transport.message import BOUNDED_CLASS, EXACT_CLASS, MessageSpec, Sent
 from dblp.transport.port import Bytes
 
-EXACT_CLASS = 1
-"""Class of the chunks of an exact message: always repaired, behind control."""
-BOUNDED_CLASS = 2
-"""Class of the chunks of a bounded message."""
+if TYPE_CHECKING:
+    from dblp.transport.flight import Control
+
 LIKELY = 2.0
 """Standard deviations by which repairs of a bounded message exceed what its bound needs: in 49 of 50 passes enough arrive. One
 pass more costs a round trip or two; the repairs cost a few percent of the message."""
@@ -53,12 +52,14 @@ class Outgoing:
         "granted",
         "head",
         "id",
+        "inline",
         "lanes",
         "limit",
         "loss_share",
         "lost",
         "may_miss",
         "on_done",
+        "open_control",
         "opened",
         "paths",
         "per_burst",
@@ -101,6 +102,8 @@ class Outgoing:
         self.limit = 0
         self.granted = False
         self.opened = False
+        self.inline: bytes | None = None  # OPEN's payload, while the only chunk is awaited that goes with it
+        self.open_control: Control | None = None
         self.acked = np.zeros(spec.chunks, np.bool_)
         self.lost: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self.again: npt.NDArray[np.uint32] = np.empty(0, np.uint32)  # repairs that may be in flight
@@ -129,6 +132,11 @@ class Outgoing:
             return
         if self.lanes is not None:
             self.offer_scattered(np.arange(first, first + count, dtype=np.uint32))
+            return
+        if self.inline is not None:
+            self.unoffered, self.chunks_sent = 0, 1
+            if self.wakes is not None:
+                self.wakes(self)
             return
         tail = self.queue[-1] if self.queue else None
         if tail is not None and tail[0] + tail[1] == first:

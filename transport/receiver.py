@@ -20,7 +20,7 @@ from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.expectation import Expectation
 from dblp.transport.incoming import Incoming
-from dblp.transport.message import round_of
+from dblp.transport.message import EXACT_CLASS, round_of
 from dblp.transport.policy import Stop
 from dblp.transport.port import Slab
 from dblp.transport.receive_path import ReceivePath
@@ -489,8 +489,20 @@ class PeerReceiver:
         if message is None:
             return False
         if message.opened is None:
+            if opened.data and not self._take_inline(message, opened.data, now):
+                return False
             message.opened = opened
             message.opened_at = now
+        return True
+
+    def _take_inline(self, message: Incoming, data: bytes, now: float) -> bool:
+        """The only chunk of a message, which came with its OPEN; False if there is no memory to hold it early."""
+        chunks, rows = np.zeros(1, np.uint32), np.frombuffer(data, np.uint8).reshape(1, -1)
+        if message.sink is None:
+            return self._hold_early(message, chunks, rows, EXACT_CLASS)
+        self._place(
+            message, chunks, rows, EXACT_CLASS, now
+        )  # where it does not fit, the specs don't: told by the core
         return True
 
     def _on_end(self, message_id: int, now: float) -> bool:

@@ -36,6 +36,8 @@ CHEAP_BYTES = 32 * 1024
 """What copies of a few chunks may take together, whatever their number: half a burst."""
 LEAST_COPIES = 4
 """Copies of a question that was asked several times in vain, whatever the path is known to lose."""
+INLINE_QUEUE = 32
+"""Control that waits to leave, above which messages of one chunk wait for their turn as others do."""
 KEPT_QUESTIONS = 8
 """Questions of a silent class that are remembered."""
 
@@ -144,11 +146,29 @@ class PeerSender:
         if self._several is not None:
             self._several.choice.on_started(out)
         opened = wire.encode_open(wire.Open(spec, signature, energy, counts))
-        self.queue_control(Control(Type.OPEN, message, opened, chunks=spec.chunks))
+        if allowed == 1 == spec.chunks and self._goes_inline(len(opened) + spec.nbytes):
+            out.inline = opened
+        else:
+            self._open(out, opened)
         out.opened = True
         if offered:
             out.offer(0, spec.chunks)
         return out
+
+    def _goes_inline(self, payload_bytes: int) -> bool:
+        """A message of one chunk may leave with its OPEN: there is room for it in a datagram, and on the path, which counts
+        control but does not hold it back."""
+        path = self.paths[0] if self._several is None else self._several.main
+        datagram = HEADER_BYTES + payload_bytes
+        return (
+            datagram <= self._datagram_bytes
+            and len(self.control) < INLINE_QUEUE
+            and path.room() >= path.charge(datagram, 1)
+        )
+
+    def _open(self, out: Outgoing, payload: bytes) -> None:
+        out.open_control = Control(Type.OPEN, out.id, payload, chunks=out.spec.chunks)
+        self.queue_control(out.open_control)
 
     def drop_round(self, round_key: int) -> None:
         """Forget the round's messages that still use the caller's memory: the round ended without them."""
@@ -169,13 +189,18 @@ class PeerSender:
         if self.messages or self.control:
             return False
         return not any(
-            flight.control is not None and flight.control.reliable
+            flight.control is not None and flight.control.reliable and not flight.control.dropped
             for path in self.paths
             for space in path.spaces
             for flight in space.flights
         )
 
     def _wake(self, message: Outgoing) -> None:
+        if message.inline is not None:
+            if not message.unoffered:
+                payload, message.inline = message.inline, None
+                self._open(message, payload + message.source.data.tobytes())
+            return
         if message.id not in self._active_ids and message.sendable():
             self._active_ids.add(message.id)
             self.active.append(message)
@@ -183,6 +208,8 @@ class PeerSender:
     def _forget(self, message: Outgoing) -> None:
         """Take the message's flights back: its credit is free again."""
         self.messages.pop(message.id, None)
+        if message.open_control is not None:
+            message.open_control.dropped = True  # whoever has told the end of it knows what it was
         if self._several is not None:
             self._several.choice.on_ended(message)
         if not message.granted:

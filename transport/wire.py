@@ -240,6 +240,8 @@ class Open(NamedTuple):
     signature: bytes
     energy: float
     counts: ClassCounts = UNTAGGED
+    data: bytes = b""
+    """The message itself, where it has one chunk and comes with its OPEN."""
 
 
 OPEN_FIELDS = (
@@ -261,7 +263,7 @@ OPEN_FIELDS = (
         "bytes of the round's signature, which follows: all ranks of a round must send the same",
     ),
 )
-"""OPEN's payload; the signature follows."""
+"""OPEN's payload; the signature follows, and the data of a message that needs no datagram of its own."""
 _OPEN = _struct("<", OPEN_FIELDS)
 _STOPS = tuple(Stop)
 
@@ -280,7 +282,7 @@ def encode_open(message: Open) -> bytes:
         *message.counts,
         len(message.signature),
     )
-    return _OPEN.pack(*fixed) + message.signature
+    return _OPEN.pack(*fixed) + message.signature + message.data
 
 
 def decode_open(payload: bytes) -> Open | None:
@@ -292,15 +294,18 @@ def decode_open(payload: bytes) -> Open | None:
         stop >= len(_STOPS)
         or chunk_bytes == 0
         or not 0.0 <= budget < 1.0
-        or len(payload) != _OPEN.size + length
+        or len(payload) < _OPEN.size + length
     ):
+        return None
+    signature, data = payload[_OPEN.size : _OPEN.size + length], payload[_OPEN.size + length :]
+    if data and not len(data) == nbytes <= chunk_bytes:
         return None
     spec = MessageSpec(
         nbytes=nbytes, chunk_bytes=chunk_bytes, budget=budget, stop=_STOPS[stop], stop_after_s=stop_after
     )
     if any(counts) and (sum(counts) != spec.chunks or counts[0] > most_critical(spec.chunks)):
         return None
-    return Open(spec, payload[_OPEN.size :], energy, (counts[0], counts[1], counts[2], counts[3]))
+    return Open(spec, signature, energy, (counts[0], counts[1], counts[2], counts[3]), data)
 
 
 class Space(NamedTuple):

@@ -47,7 +47,8 @@ an unproved address is longer than what asked for it.
 """
 
 _TAILS = {
-    "OPEN": "The signature follows, at most 32 bytes: the collective and all of its arguments that the ranks must agree on.",
+    "OPEN": "The signature follows, at most 32 bytes: the collective and all of its arguments that the ranks must agree on. What "
+    "is left of the payload is the message itself, `nbytes` long: a message of one chunk that fits comes so, without any DATA.",
     "FEEDBACK": "Then `grants` of these:",
     "FINAL": "Then this part of the bitmap: bit i of byte j says that chunk 8 j + i of the part was counted.",
 }
