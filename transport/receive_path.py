@@ -6,17 +6,22 @@ from array import array
 
 from dblp.transport import wire
 
+TELL_BURSTS = wire.MASK_WINDOW // 2
+"""Bursts of a class after which feedback is due at once: what a window of masks has left behind untold counts as lost. One such
+feedback may be lost itself."""
+
 
 class ReceiveSpace:
     """Which bursts of one class came on one path: a mask a burst, over a sliding window."""
 
-    __slots__ = ("changed", "highest", "masks", "origin")
+    __slots__ = ("changed", "highest", "masks", "origin", "told")
     _CAPACITY = 4096
 
     def __init__(self) -> None:
         self.masks = array("Q", bytes(8 * self._CAPACITY))
         self.origin = 0
         self.highest = -1
+        self.told = -1  # ``highest`` at the last report
         self.changed = False
 
     def widen(self, seq: int) -> int:
@@ -39,6 +44,11 @@ class ReceiveSpace:
         if stop > self.highest:
             self.highest = stop - 1
 
+    @property
+    def full(self) -> bool:
+        """So much is untold that a report is due at once."""
+        return self.highest - self.told >= TELL_BURSTS
+
     def _slide(self, seq: int) -> None:
         keep = wire.MASK_WINDOW
         if seq - self.highest >= self._CAPACITY - keep:
@@ -54,6 +64,7 @@ class ReceiveSpace:
         """The window of masks up to the highest burst, at most ``most`` of them."""
         base = max(self.origin, self.highest - min(most, wire.MASK_WINDOW) + 1, 0)
         masks = self.masks[base - self.origin : self.highest - self.origin + 1]
+        self.told = self.highest
         return wire.Space(cls, base & 0xFFFFFFFF, len(masks), int.from_bytes(masks.tobytes(), "little"))
 
 

@@ -421,9 +421,9 @@ class PeerReceiver:
         if slab.marked:
             path.marked += bursts * mask.bit_count()
         # A gap is told at once, and so is what a sender asks for when all of the burst has come that will.
-        at_once = gap
+        at_once = gap or space.full
         if header[2] & wire.ASK:
-            at_once = gap or mask.bit_length() == header[4]
+            at_once = at_once or mask.bit_length() == header[4]
             path.due_at = min(path.due_at, slab.received_at + ASK_WAIT_S)
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if at_once else nbytes
         if gap or mask.bit_count() < header[4]:
