@@ -67,6 +67,8 @@ def runs(indices: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
     """Ascending indices as (first, count) runs."""
     if not len(indices):
         return []
+    if int(indices[-1]) - int(indices[0]) == len(indices) - 1:
+        return [(int(indices[0]), len(indices))]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(indices.astype(np.int64)) != 1) + 1))
     counts = np.diff(np.append(starts, len(indices)))
     return list(zip(indices[starts].tolist(), counts.tolist(), strict=True))

@@ -444,6 +444,8 @@ class Copy(Stage):
 
 def true_runs(flags: Bools, base: int) -> list[tuple[int, int]]:
     """Runs of true flags as (low, high), counted from ``base``."""
+    if flags.all():
+        return [(base, base + len(flags))] if len(flags) else []
     return [
         (base + first, base + first + count) for first, count in runs(np.flatnonzero(flags).astype(np.uint32))
     ]

@@ -18,6 +18,8 @@ from dblp.transport.interface import Sending
 from dblp.transport.policy import Exact
 from dblp.transport.port import Bytes
 
+_EXACT = Exact()
+
 
 @dataclass(slots=True)
 class _Hop:
@@ -68,7 +70,7 @@ class Union:
 
     @property
     def _chunk(self) -> int:
-        return chunk_bytes(0, self._round.endpoint.max_chunk_bytes, Exact())
+        return chunk_bytes(0, self._round.endpoint.max_chunk_bytes, _EXACT)
 
     def _advance(self) -> None:
         """Go on through the hops, up to one that has not arrived."""
