@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dblp.transport.burst import Train
 from dblp.transport.endpoint import clock_of
 from dblp.transport.impair_model import Bools, Fate, ImpairCounters, Impairer, Ints
 from dblp.transport.impair_spec import ImpairSpec, parse_impair
@@ -68,6 +69,7 @@ class ImpairedPort:
         self._stuck: deque[Burst] = deque()  # the rest of what was on its way when it did
         self._refused = False  # our caller waits for on_writable
         self._on_writable: Callable[[], None] = lambda: None
+        self._inner_train: Callable[[Train], int] | None = getattr(port, "send_train", None)
 
     @property
     def addresses(self) -> Sequence[Address]:
@@ -87,6 +89,12 @@ class ImpairedPort:
     def send(self, burst: Burst) -> bool:
         """Decide the burst's fate and send what is due; False, nothing decided, if the inner port blocks."""
         now = self._now()
+        if self._idle(now):
+            if self._port.send(burst):
+                self.impairer.pass_by(burst.count)
+                return True
+            self._blocked = self._refused = True
+            return False
         self._send_due(now)
         if self._blocked:
             self._refused = True
@@ -98,6 +106,19 @@ class ImpairedPort:
         if due < len(fate.index):
             self._hold(burst, fate, due)
         return True
+
+    def send_train(self, train: Train) -> int:
+        """Pass a train on while nothing befalls it; returns how many of its bursts have left, and takes none otherwise: they
+        come one by one then."""
+        if self._inner_train is None or not self._idle(self._now()):
+            return 0
+        taken = self._inner_train(train)
+        self.impairer.pass_by(taken * train.chunks)
+        return taken
+
+    def _idle(self, now: float) -> bool:
+        """Nothing befalls what leaves now, and nothing waits that should leave before it."""
+        return not (self._late or self._stuck or self._blocked) and self.impairer.quiet(now)
 
     def close(self) -> None:
         """Forget what is late and close the inner port; idempotent."""

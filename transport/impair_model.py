@@ -107,6 +107,8 @@ class Impairer:
         self._corrupt = spec.get(Corrupt)
         self._delay = _delays(spec, streams)
         self._reorder = spec.get(Reorder)
+        self._bursts = [process for _, process in self._losses if isinstance(process, _LossInBursts)]
+        self._only_bursts = len(self._bursts) == len(spec.elements)
 
     def apply(self, sizes: Ints, now: float | Floats) -> Fate:
         """Decide the fate of n datagrams of ``sizes`` bytes, offered at ``now``: one time or n ascending."""
@@ -125,6 +127,15 @@ class Impairer:
             order = np.argsort(at, kind="stable")
             index, at, corrupt = index[order], at[order], corrupt[order]
         return Fate(index, at, corrupt)
+
+    def quiet(self, now: float) -> bool:
+        """Nothing befalls what is offered at ``now``: the spec has only scheduled bursts, and none is on."""
+        return self._only_bursts and all(process.loss_at(now) == 0.0 for process in self._bursts)
+
+    def pass_by(self, count: int) -> None:
+        """Count ``count`` datagrams that were offered while it was ``quiet``."""
+        self.counters.offered += count
+        self.counters.delivered += count
 
     def damage(self, data: npt.NDArray[np.uint8], starts: Ints, sizes: Ints) -> None:
         """Flip one random bit in each datagram: ``sizes`` bytes at ``starts`` in ``data``."""
@@ -337,7 +348,8 @@ class _LossByTime:
 
 
 class _LossInBursts:
-    """Scheduled bursts. The loss of burst k is a function of (seed, k), whoever asks and whenever."""
+    """Scheduled bursts. The loss of burst k is a function of (seed, k), whoever asks and whenever; what is offered between two
+    draws nothing."""
 
     def __init__(self, element: Bursts, rng: np.random.Generator, origin: float, seed: int) -> None:
         self._element = element
@@ -347,18 +359,19 @@ class _LossInBursts:
         self._known: tuple[int, float] = (-1, 0.0)  # the last burst asked for and its loss
 
     def lost(self, at: Floats) -> Bools:
-        draws = self._rng.random(len(at))
         if len(at) == 0 or at[0] == at[-1]:
-            return draws < (self._loss_at(float(at[0])) if len(at) else 0.0)
+            loss = self.loss_at(float(at[0])) if len(at) else 0.0
+            return self._rng.random(len(at)) < loss if loss else np.zeros(len(at), np.bool_)
         since = at - self._start
         number = np.floor(since / self._element.every_s)
         inside = (number >= 0) & (since - number * self._element.every_s < self._element.length_s)
-        level = np.zeros(len(at))
+        hit = np.zeros(len(at), np.bool_)
         for k in np.unique(number[inside]):
-            level[inside & (number == k)] = self._level(int(k))
-        return draws < level
+            where = inside & (number == k)
+            hit[where] = self._rng.random(int(where.sum())) < self._level(int(k))
+        return hit
 
-    def _loss_at(self, now: float) -> float:
+    def loss_at(self, now: float) -> float:
         since = now - self._start
         number = math.floor(since / self._element.every_s)
         if number < 0 or since - number * self._element.every_s >= self._element.length_s:
