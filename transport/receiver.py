@@ -1,9 +1,10 @@
 """Receiving from one peer: masks of what came, messages that grow, feedback that is due.
 
-Theory of operation. Datagrams reach ``on_slab`` as slabs, runs of equal length. A slab that is one intact burst with
-consecutive chunks, which is what loss-free networks deliver, is checked and placed with a fixed number of vectorised
-operations; anything else is split into groups of equal (message, class, burst) and takes the general path. A burst is
-acknowledged only if its chunks were accepted: placed, known already, void (the message is over), or held early.
+Theory of operation. Datagrams come as slabs, runs of equal length: trains of super-packets to ``on_train``, all others to
+``on_data``. A slab that is one intact burst with consecutive chunks, which is what loss-free networks deliver, is checked and
+placed with a fixed number of vectorised operations; anything else is split into groups of equal (message, class, burst) and takes
+the general path. A burst is acknowledged only if its chunks were accepted: placed, known already, void (the message is over), or
+held early.
 """
 
 from __future__ import annotations

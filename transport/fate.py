@@ -1,0 +1,164 @@
+"""What became of the flights to one peer: acknowledged, lost, or only late.
+
+Theory of operation. Loss needs evidence: a later datagram of the same path and class has arrived, or of a less urgent class (a
+network with priorities lets it wait, never pass), and the flight is older than a round trip and the reordering seen so far
+(RFC 9002, section 6.1.2, without its packet threshold: spraying and jitter reorder by design). Silence is no loss (``silence``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dblp.transport import wire
+from dblp.transport.flight import Flight, SendSpace, full_mask
+from dblp.transport.outbox import Outbox
+from dblp.transport.send_path import SendPath
+from dblp.transport.wire import Type
+
+
+def bursts_ahead(seq: int, base: int) -> int:
+    """How far burst ``seq`` lies beyond the one whose low 32 bits are ``base``; negative before it."""
+    return ((seq - base + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+
+
+class Fates:
+    """Takes flights off their paths as the peer's feedback tells what became of them."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.whole = 0  # datagrams of chunks in bursts and trains that a feedback acknowledged to the last
+        self._outbox = outbox
+
+    def on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> bool:
+        """Acknowledge what the report names; True if there was anything new."""
+        masks, base = report.masks, report.base
+        kept: deque[Flight] = deque()
+        flights = space.flights
+        newest = -1
+        while flights:
+            flight = flights[0]
+            ahead = bursts_ahead(flight.seq, base)
+            if ahead >= report.count:
+                break
+            flights.popleft()
+            if ahead >= 0:
+                got = (masks >> (ahead * wire.BURST_DATAGRAMS)) & flight.unacked
+            else:  # a train of which the report has the end, or what it does not speak of any more
+                got = (
+                    masks << (-ahead * wire.BURST_DATAGRAMS) & flight.unacked if -ahead < flight.bursts else 0
+                )
+            if got:
+                newest = flight.seq * wire.BURST_DATAGRAMS + got.bit_length() - 1
+                space.acked_sent_at = max(space.acked_sent_at, flight.sent_at)
+                arrived = got.bit_count()
+                path.acked_lately += arrived
+                if got != flight.unacked:
+                    path.release_part(flight, arrived)
+                self._on_acked(flight, got)
+            if flight.unacked:
+                kept.append(flight)
+                if got and not flights:
+                    self._ask_behind(flight, path)
+            else:
+                path.inflight_bytes -= flight.nbytes
+                path.inflight_cost -= flight.cost
+                if flight.control is None:
+                    self.whole += flight.count * flight.bursts
+                else:
+                    path.note_question(0)
+                    if flight.control.type is Type.END and flight.control.message in self._outbox.messages:
+                        self._outbox.messages[flight.control.message].end_heard = True
+        if kept:
+            kept.extend(flights)
+            space.flights = kept
+        if newest > space.largest_acked:
+            space.largest_acked = newest
+        if space.lost:
+            self._notice_late(path, space, report, now)
+        return newest >= 0
+
+    def _ask_behind(self, flight: Flight, path: SendPath) -> None:
+        """A part of the last burst in flight has come: the rest is late or lost, and nothing behind it will tell which."""
+        message = flight.message
+        if message is not None and not message.done and message.all_sent and not message.end_due:
+            message.end_due.append(path.path)
+            self._outbox.wake(message)
+
+    def _on_acked(self, flight: Flight, got: int) -> None:
+        flight.unacked ^= got
+        message = flight.message
+        if message is None or message.done:
+            return
+        if flight.chunks is None:
+            # Nearly always whole bursts: all of the flight's, or those of a train that had come so far.
+            skipped = ((got & -got).bit_length() - 1) // wire.BURST_DATAGRAMS
+            bursts = -(-got.bit_length() // wire.BURST_DATAGRAMS) - skipped
+            if got >> (skipped * wire.BURST_DATAGRAMS) == full_mask(bursts, flight.count):
+                first = flight.first + skipped * flight.count
+                message.acked[first : first + bursts * flight.count] = True
+                return
+        message.acked[flight.chunks_at(got)] = True
+
+    def _notice_late(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
+        """Flights declared lost that came after all: the path reorders more than was believed."""
+        for flight in space.lost:
+            ahead = bursts_ahead(flight.seq, report.base)
+            if not 0 <= ahead < report.count:
+                continue
+            got = (report.masks >> (ahead * wire.BURST_DATAGRAMS)) & flight.unacked
+            if got:
+                self._on_acked(flight, got)
+                late = now - flight.sent_at - path.srtt
+                path.reorder_s = min(max(path.reorder_s, 1.25 * late), 0.5)
+
+    def detect_loss(self, path: SendPath, now: float) -> None:
+        """Declare lost what was overtaken and is old enough; arm the timer for what is not old enough yet."""
+        path.loss_at = float("inf")
+        delay = path.loss_delay()
+        passed = float("-inf")  # what was sent before is overtaken by a less urgent class
+        for space in reversed(path.spaces):
+            flights, below = space.flights, passed
+            passed = max(passed, space.acked_sent_at)
+            if not flights or (
+                flights[0].seq * wire.BURST_DATAGRAMS >= space.largest_acked and flights[0].sent_at >= below
+            ):
+                continue
+            kept: deque[Flight] = deque()
+            for flight in flights:
+                if flight.last_unacked > space.largest_acked and flight.sent_at >= below:
+                    kept.append(flight)
+                elif flight.sent_at + delay <= now:
+                    self.on_lost(path, space, flight, now)
+                else:
+                    path.loss_at = min(path.loss_at, flight.sent_at + delay)
+                    kept.append(flight)
+            space.flights = kept
+
+    def on_lost(self, path: SendPath, space: SendSpace, flight: Flight, now: float) -> None:
+        path.inflight_bytes -= flight.nbytes
+        path.inflight_cost -= flight.cost
+        lost = flight.unacked.bit_count()
+        path.lost_lately += lost
+        path.lost_at = now
+        for waiting in self._outbox.messages.values():
+            if waiting.portion > 1:
+                waiting.hurry()
+                self._outbox.wake(waiting)
+        if self._outbox.several is not None:
+            path.note_fate(0, lost)
+        path.congestion.on_lost(flight.nbytes, now=now)
+        if flight.control is not None:
+            path.note_question(1)
+            if flight.control.reliable and not flight.control.dropped:
+                self._outbox.queue_control(flight.control)
+            elif flight.control.type is Type.END:
+                self._outbox.end_again(self._outbox.messages.get(flight.control.message), path)
+            return
+        path.settle(flight.count * flight.bursts, lost)
+        space.lost.append(flight)
+        message = flight.message
+        if message is not None and not message.done:
+            if flight.decides:
+                message.loss_share = path.heavy_share
+                message.add_lost(flight.chunks_at(flight.unacked))
+            self._outbox.end_again(message, path)
+            self._outbox.wake(message)
