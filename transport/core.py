@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dblp.errors import ClosedError, DblpError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
+from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
 from dblp.transport.flight import Control
@@ -93,6 +94,7 @@ class Core:
         self._posted: dict[int, list[tuple[int, Incoming]]] = {}
         self._replies: list[Reply] = []
         self._buffer = BurstBuffer()
+        self._backlog = Backlog()
         self._turn = 0
         window = max(self._credit_bytes // max(1, world_size - 1), 4096)
         self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
@@ -110,7 +112,7 @@ class Core:
             if peer != rank:
                 self.senders[peer] = PeerSender(
                     rank=rank, session=session, addresses=peers[peer][: config.paths], window_bytes=window, config=config,
-                    buffer=self._buffer, watermark=self.rounds.watermark,
+                    buffer=self._buffer, backlog=self._backlog, watermark=self.rounds.watermark,
                     datagram_bytes=datagram_bytes, whole_to=whole_to, choice=choices.to(peer),
                 )  # fmt: skip
                 self.senders[peer].await_proof()
@@ -120,6 +122,7 @@ class Core:
                     drops=self.drops,
                     round_over=self.rounds.over,
                     on_duplicates=self._on_duplicates,
+                    backlog=self._backlog,
                 )
         self._order = list(self.senders.values())
         self._pairs = [(peer, self.senders[peer], self.receivers[peer]) for peer in self.senders]
@@ -251,6 +254,8 @@ class Core:
 
     def receive_burst(self, batch: Sequence[Slab], *, now: float) -> None:
         """Take received datagrams."""
+        if batch:
+            self._backlog.note(now - min(slab.received_at for slab in batch), now)
         for slab in batch:
             if slab.count > 1 or slab.supers > 1:
                 self._take_stack(slab, now)

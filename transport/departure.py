@@ -223,7 +223,7 @@ class Departure:
         if self._copies == 1 or not path.loses_much(now):
             return 1
         nbytes = len(message.lost) * message.spec.chunk_bytes if again else message.spec.nbytes
-        most = max(self._copies, min(CHEAP_BYTES // nbytes, MAX_COPIES))
+        most = path.affordable(max(self._copies, min(CHEAP_BYTES // nbytes, MAX_COPIES)))
         most = min(most, int(path.window() / (path.scale * nbytes)))
         message.loss_share = path.heavy_share
         return message.times_again(most) if again else message.times_first(most)

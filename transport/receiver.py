@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.transport import wire
+from dblp.transport.backlog import Backlog
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.expectation import Expectation
 from dblp.transport.incoming import Incoming
@@ -89,6 +90,7 @@ class PeerReceiver:
         drops: Counter[Drop],
         round_over: Callable[[int], bool],
         on_duplicates: Callable[[int, int], None],
+        backlog: Backlog,
     ) -> None:
         """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late."""
         self.config = config
@@ -105,6 +107,7 @@ class PeerReceiver:
         self._drops = drops
         self._round_over = round_over
         self._on_duplicates = on_duplicates
+        self._backlog = backlog
         self._owd_min = float("inf")
         self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
@@ -475,9 +478,9 @@ class PeerReceiver:
                 path.due_at = min(path.due_at, path.answered_at + ANSWER_GAP_S)
                 return
             lossy = path.echo_at - path.gap_at < LOSSY_S
-            path.copies = 1 + lossy if path.heard_bytes else min(path.copies + 1, MAX_ANSWERS)
+            path.copies = 1 + lossy if path.heard_bytes else path.copies + 1
             path.heard_bytes = 0
-        path.copies = max(path.copies, min(copies, MAX_ANSWERS))
+        path.copies = min(max(path.copies, copies), self._backlog.affordable(MAX_ANSWERS))
         path.asked = True
 
     def _on_open(self, message_id: int, opened: wire.Open, now: float) -> bool:
@@ -600,12 +603,13 @@ class PeerReceiver:
         """The feedback of a path, in payloads of at most ``most_bytes``, and copies to follow it, of what is new only; what was
         owed is settled."""
         held = max(0, int((now - path.echo_at) * 1e6))
+        behind_us = int(self._backlog.behind_s * 1e6)
         payloads, copies = [], []
         for spaces, new in self._fitting(
             path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)
         ):
             feedback = wire.Feedback(
-                path.echo, held, window_bytes, path.asked, grants, spaces, path.marked, path.index
+                path.echo, held, window_bytes, path.asked, grants, spaces, path.marked, path.index, behind_us
             )
             payloads.append(wire.encode_feedback(feedback))
             if path.asked and new:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 
+from dblp.transport.backlog import Backlog
 from dblp.transport.config import MAX_DATAGRAM_BYTES, TransportConfig
 from dblp.transport.congestion import make_congestion_control
 from dblp.transport.flight import Flight, SendSpace
@@ -66,6 +67,7 @@ class SendPath:
         address: Address,
         window_bytes: int,
         config: TransportConfig,
+        backlog: Backlog,
         *,
         whole_bursts: bool = False,
     ) -> None:
@@ -101,6 +103,10 @@ class SendPath:
         self.feedback_seq = -1  # number of the last feedback sent
         self.feedback_seen = -1  # number of the newest feedback received
         self.marked_seen = 0  # datagrams with a congestion mark that it told of
+        self.peer_behind_s = (
+            0.0  # how long datagrams wait in the peer's host before they are read, as it told
+        )
+        self._backlog = backlog
         self._config = config
         # The rest is for several paths (``paths.peer_paths``).
         self.arrived = (
@@ -144,6 +150,15 @@ class SendPath:
         self.questions = QUESTIONS_KEPT * self.questions + 1.0
         self.questions_lost = QUESTIONS_KEPT * self.questions_lost + lost
 
+    @property
+    def behind_s(self) -> float:
+        """How far both hosts are behind the network, seconds."""
+        return self._backlog.behind_s + self.peer_behind_s
+
+    def affordable(self, copies: int) -> int:
+        """How many of so many copies are worth it, see ``Backlog``."""
+        return self._backlog.affordable(copies, self.peer_behind_s)
+
     def question_copies(self) -> int:
         """Copies in which a question leaves: one, but where much is lost."""
         heavy = self.heavy_share
@@ -152,7 +167,8 @@ class SendPath:
         loss = (SUPPOSED_QUESTIONS * heavy + self.questions_lost) / (SUPPOSED_QUESTIONS + self.questions)
         if loss <= HEAVY_LOSS:
             return 1
-        return min(max(math.ceil(math.log(ALL_LOST) / math.log(loss)), 2), PROBE_COPIES)
+        wanted = min(math.ceil(math.log(ALL_LOST) / math.log(loss)), PROBE_COPIES)
+        return max(self.affordable(wanted), 2)
 
     def forget_loss(self, arrived: float) -> None:
         """Feedback had news, of ``arrived`` datagrams: what was acknowledged and lost before weighs less than what came now."""
@@ -210,8 +226,9 @@ class SendPath:
         doublings = min(doublings, 16)
         asked = self.probes > 0 and self.loss_share > HEAVY_LOSS
         if self.alive and not doublings and (asked or self.loses_much(now)):
-            # What is asked is answered at once: only the network's round trip and a tick of both hosts' schedulers count.
-            self.probe_at = now + min(max(ASKED_RTO_S, 2.0 * self.net_rtt), self.rto)
+            # What is asked is answered at once: only the network's round trip and a tick of both hosts' schedulers count, and
+            # what keeps them busy.
+            self.probe_at = now + min(max(ASKED_RTO_S, 2.0 * self.net_rtt, self.behind_s), self.rto)
             return
         gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
         self.probe_at = now + gap

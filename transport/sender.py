@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dblp.transport import wire
+from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer
 from dblp.transport.config import TransportConfig
 from dblp.transport.departure import Departure
@@ -37,6 +38,7 @@ class PeerSender:
         window_bytes: int,
         config: TransportConfig,
         buffer: BurstBuffer,
+        backlog: Backlog,
         watermark: Callable[[int], int],
         datagram_bytes: int,
         whole_to: Collection[str] = (),
@@ -46,7 +48,7 @@ class PeerSender:
         a burst takes, default: in turn."""
         self.config = config
         self.paths = [
-            SendPath(path, address, window_bytes, config, whole_bursts=address.host in whole_to)
+            SendPath(path, address, window_bytes, config, backlog, whole_bursts=address.host in whole_to)
             for path, address in enumerate(addresses)
         ]
         self._several: PeerPaths | None = None
@@ -85,6 +87,7 @@ class PeerSender:
         if newer:
             path.feedback_seen = number
             path.window_bytes = feedback.window_bytes
+            path.peer_behind_s = feedback.behind_us * 1e-6
         for message_id, limit in feedback.grants:
             message = self.messages.get(message_id)
             if message is not None:

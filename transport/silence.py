@@ -44,7 +44,7 @@ class Silence:
         path.probe_at = float("inf")
         probes = self._questions(path)
         if probes:
-            copies = max(path.question_copies(), min(path.probes + 1, LEAST_COPIES))
+            copies = max(path.question_copies(), min(path.probes + 1, path.affordable(LEAST_COPIES)))
             if self._outbox.several is not None:
                 copies = max(1, min(copies, PROBES_A_TIMEOUT // max(len(self._outbox.several.living), 1)))
             for probe in probes:

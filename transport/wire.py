@@ -335,6 +335,8 @@ class Feedback(NamedTuple):
     """Datagrams that came with a congestion mark (ECN's CE) on this path so far, modulo 2^32; absolute."""
     path: int = 0
     """The path that it speaks of: the one that it is sent on, unless that does not answer."""
+    behind_us: int = 0
+    """How long datagrams waited lately in this host before they were read, microseconds."""
 
 
 FEEDBACK_FIELDS = (
@@ -346,6 +348,7 @@ FEEDBACK_FIELDS = (
         "credit: most bytes, at the kernel's charge, that may be unacknowledged on this path; absolute",
     ),
     Field("marked", "I", "datagrams that came with a congestion mark (CE) on this path so far, modulo 2^32"),
+    Field("behind_us", "I", "microseconds that datagrams waited lately in this host before they were read"),
     Field("path", "B", "the path that it speaks of, also where it comes on another"),
     Field("asked", "B", "1: answers an END or PING"),
     Field("grants", "B", "number of grants that follow"),
@@ -386,6 +389,7 @@ def encode_feedback(feedback: Feedback) -> bytes:
         min(feedback.held_us, 0xFFFFFFFF),
         min(feedback.window_bytes, 0xFFFFFFFF),
         feedback.marked & 0xFFFFFFFF,
+        min(feedback.behind_us, 0xFFFFFFFF),
         feedback.path,
         feedback.asked,
         len(feedback.grants),
@@ -402,7 +406,7 @@ def encode_feedback(feedback: Feedback) -> bytes:
 def decode_feedback(payload: bytes) -> Feedback | None:
     """FEEDBACK's payload, or None if it makes no sense."""
     try:
-        echo, held, window, marked, path, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
+        echo, held, window, marked, behind, path, asked, n_grants, n_spaces = _FEEDBACK.unpack_from(payload)
         at = _FEEDBACK.size
         grants = []
         for _ in range(n_grants):
@@ -419,7 +423,7 @@ def decode_feedback(payload: bytes) -> Feedback | None:
             at = stop
     except struct.error:
         return None
-    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces), marked, path)
+    return Feedback(echo, held, window, bool(asked), tuple(grants), tuple(spaces), marked, path, behind)
 
 
 LEFT_FIELDS = (Field("paths", "Q", "bit p: the sender of this gets no answer on path p"),)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dblp.transport import wire
+from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer
 from dblp.transport.config import TransportConfig
 from dblp.transport.message import message_id
@@ -35,12 +36,15 @@ class Bench:
         copies: int = 8,
     ) -> None:
         self.ended = 0
+        self.backlog = Backlog()
+        self.peer_behind_us = 0
         self.sender = PeerSender(
             rank=0,
             session=1,
             addresses=[address(1, path) for path in range(paths)],
             window_bytes=window,
             config=TransportConfig(congestion=congestion, paths=paths, copies=copies),
+            backlog=self.backlog,
             buffer=BurstBuffer(),
             watermark=lambda group: self.ended,
             datagram_bytes=1464,
@@ -95,7 +99,9 @@ class Bench:
         if number is None:
             number = self.feedbacks
             self.feedbacks += 1
-        report = wire.Feedback(echo, 0, window, asked, tuple(grants), tuple(spaces))
+        report = wire.Feedback(
+            echo, 0, window, asked, tuple(grants), tuple(spaces), behind_us=self.peer_behind_us
+        )
         self.sender.on_feedback(0, number, report, self.now, self.now)
 
     def timer(self, at: float) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dblp.transport import wire
+from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import TransportConfig
 from dblp.transport.flight import Control
@@ -293,6 +294,7 @@ def test_pacing_spreads_bursts_of_a_fixed_rate():
         addresses=[address(1)],
         window_bytes=1 << 30,
         config=TransportConfig(congestion="fixed", rate_bps=8e6),
+        backlog=Backlog(),
         buffer=BurstBuffer(),
         watermark=lambda group: 0,
         datagram_bytes=1464,

@@ -230,6 +230,18 @@ def test_copies_can_be_switched_off():
     assert lose_most(Bench(copies=1))[1] == list(range(36))
 
 
+@pytest.mark.parametrize("who", ["we", "the peer"])
+def test_hosts_that_are_behind_send_no_copies(who):
+    """They would read them later still; so would they notice the end of the burst."""
+    bench = Bench()
+    if who == "we":
+        bench.backlog.note(0.1, now=bench.now)
+    else:
+        bench.peer_behind_us = 100_000
+    assert lose_most(bench)[1] == list(range(36))
+    assert bench.path.question_copies() <= 2
+
+
 def test_copies_take_no_more_than_the_window():
     _, repairs = lose_most(Bench(), window=100 * COST)
     assert np.bincount(repairs).tolist() == [2] * 36, "three copies of 36 would not fit"

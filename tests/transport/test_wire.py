@@ -18,7 +18,7 @@ FLOATS = st.floats(allow_nan=False)
 HEADERS = st.builds(wire.Header, U8, U8, U8, U8, U8, U8, U16, U64, U64, U32, U32, U32, U32, U32, U16, U16)
 SPECS = st.builds(
     MessageSpec,
-    nbytes=U64,
+    nbytes=U64 | st.integers(0, 100),
     chunk_bytes=st.integers(1, (1 << 32) - 1),
     budget=st.floats(0.0, 1.0, exclude_max=True),
     stop=st.sampled_from(Stop),
@@ -39,6 +39,7 @@ FEEDBACKS = st.builds(
     st.lists(SPACES, max_size=4).map(tuple),
     U32,
     U8,
+    U32,
 )
 FINALS = st.integers(1, 65_535).flatmap(
     lambda parts: st.builds(wire.Final, st.integers(0, parts - 1), st.just(parts), st.binary(max_size=384))
@@ -97,7 +98,10 @@ def opens(draw: st.DrawFn) -> wire.Open:
         cuts = sorted(draw(st.integers(0, spec.chunks)) for _ in range(3))
         cuts[0] = min(cuts[0], most_critical(spec.chunks))
         counts = (cuts[0], cuts[1] - cuts[0], cuts[2] - cuts[1], spec.chunks - cuts[2])
-    return wire.Open(spec, draw(st.binary(max_size=255)), draw(FLOATS), counts)
+    inline = b""
+    if 0 < spec.nbytes <= min(spec.chunk_bytes, 1000) and draw(st.booleans()):
+        inline = draw(st.binary(min_size=spec.nbytes, max_size=spec.nbytes))
+    return wire.Open(spec, draw(st.binary(max_size=255)), draw(FLOATS), counts, inline)
 
 
 @given(opens())
@@ -169,7 +173,12 @@ def test_an_open_with_an_impossible_budget_makes_no_sense(budget):
 def test_payloads_that_contradict_themselves_make_no_sense():
     opened = wire.encode_open(wire.Open(MessageSpec(nbytes=100, chunk_bytes=16), b"signature", 0.0))
     assert wire.decode_open(opened[:-1]) is None
-    assert wire.decode_open(opened + b"x") is None
+    assert wire.decode_open(opened + b"x") is None  # neither nothing nor all of the message
+    assert wire.decode_open(opened + bytes(100)) is None  # all of it, but it has several chunks
+    short = wire.encode_open(wire.Open(MessageSpec(nbytes=16, chunk_bytes=16), b"signature", 0.0))
+    assert wire.decode_open(short + bytes(15)) is None
+    found = wire.decode_open(short + bytes(16))
+    assert found is not None and found.data == bytes(16)
     assert wire.decode_final(wire.encode_final(wire.Final(3, 3, b""))) is None
     space = wire.Space(1, 0, 2, 5)
     feedback = wire.encode_feedback(wire.Feedback(0, 0, 0, False, (), (space,)))
