@@ -44,14 +44,23 @@ CLOSE_GAP_S = 2e-3
 class SendHandle:
     """An outgoing message (``interface.Sending``)."""
 
-    __slots__ = ("_endpoint", "_out", "done", "offer", "offer_scattered")
+    __slots__ = ("_endpoint", "_out", "done")
 
     def __init__(self, endpoint: Endpoint, out: Outgoing, done: asyncio.Future[Sent]) -> None:
         self._endpoint = endpoint
         self._out = out
         self.done = done
-        self.offer = out.offer
-        self.offer_scattered = out.offer_scattered
+
+    def offer(self, first: int, count: int) -> None:
+        """See ``interface.Sending.offer``. It leaves soon, also where the offer follows from how another message ended, which is
+        told when all that was due has been sent."""
+        self._out.offer(first, count)
+        self._endpoint.pump_soon()
+
+    def offer_scattered(self, chunks: npt.NDArray[np.uint32]) -> None:
+        """See ``interface.Sending.offer_scattered``; as ``offer``."""
+        self._out.offer_scattered(chunks)
+        self._endpoint.pump_soon()
 
     def detach(self) -> bool:
         """See ``interface.Sending.detach``."""
@@ -147,7 +156,7 @@ class Endpoint:
         if self.world_size == 1:
             return
         self._connected = self._loop.create_future()
-        self._pump_soon()
+        self.pump_soon()
         try:
             async with asyncio.timeout(self.config.connect_timeout_s):
                 await self._connected
@@ -234,7 +243,7 @@ class Endpoint:
         out = self.core.send(peer, message, data, spec, offered=offered, energy=energy, classes=classes)
         done: asyncio.Future[Sent] = self._loop.create_future()
         out.on_done = _resolver(done)
-        self._pump_soon()
+        self.pump_soon()
         return SendHandle(self, out, done)
 
     def receive(
@@ -261,7 +270,7 @@ class Endpoint:
             now=self._now(),
             on_done=_resolver(done),
         )
-        self._pump_soon()
+        self.pump_soon()
         return ReceiveHandle(self, peer, incoming, done)
 
     def silence(self, peer: int) -> float:
@@ -275,16 +284,16 @@ class Endpoint:
     def ping(self, peers: Collection[int]) -> None:
         """Ask the peers for a sign of life."""
         self.core.ping(list(peers))
-        self._pump_soon()
+        self.pump_soon()
 
     def fail(self, error: Exception) -> None:
         """See ``interface.EndpointLike.fail``."""
         self.core.fail(error, tell=True)
-        self._pump_soon()
+        self.pump_soon()
 
     def _release(self, peer: int, message: Incoming, limit: int) -> None:
         self.core.release(peer, message, limit, self._now())
-        self._pump_soon()
+        self.pump_soon()
 
     # --- moving bursts
 
@@ -300,7 +309,7 @@ class Endpoint:
         if self._flush():
             self._pump()
 
-    def _pump_soon(self) -> None:
+    def pump_soon(self) -> None:
         """Send soon; calls from within a received batch are served at its end."""
         if not self._soon and not self._busy and not self._closed:
             self._soon = True
@@ -317,7 +326,7 @@ class Endpoint:
             finally:
                 self._busy = False
             if more:
-                self._pump_soon()
+                self.pump_soon()
         self._deliver()
         self._arm()
 
