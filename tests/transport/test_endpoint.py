@@ -74,24 +74,25 @@ def test_large_messages_both_ways(options):
     run(main())
 
 
-@pytest.mark.parametrize("size", [100, 20_000], ids=["with its OPEN", "chunks"])
-def test_what_is_offered_when_another_message_has_ended_leaves_at_once(size):
+@pytest.mark.parametrize("nbytes", [800, 8000], ids=["with its OPEN", "chunks"])
+def test_what_is_offered_when_another_message_has_ended_leaves_at_once(nbytes):
     """A hop of a union: it answers what it learns from a message's end, which is told when all that was due has been sent. It
     used to leave with whatever came next, a feedback after 4 ms at the latest."""
 
     async def main() -> None:
         endpoints = await join(network(link=Link(latency_s=1e-3)))
-        asked, answer = numbers(10), numbers(size)
+        asked, answer = np.ones(100, np.uint8), np.ones(nbytes, np.uint8)
+        sizes = [MessageSpec(nbytes=array.nbytes, chunk_bytes=1408) for array in (asked, answer)]
         for endpoint in endpoints:
             endpoint.begin_round(0, b"s", lambda text: text.hex())
         first, second = endpoints
-        reply = second.send(0, 1, answer.view(np.uint8), spec_of(answer), offered=False)
-        question = second.receive(0, 0, spec_of(asked), RecordingSink(spec_of(asked), asked.dtype))
-        question.done.add_done_callback(lambda _: reply.offer(0, spec_of(answer).chunks))
-        answered = first.receive(1, 1, spec_of(answer), RecordingSink(spec_of(answer), answer.dtype))
+        reply = second.send(0, 1, answer, sizes[1], offered=False)
+        question = second.receive(0, 0, sizes[0], RecordingSink(sizes[0], asked.dtype))
+        question.done.add_done_callback(lambda _: reply.offer(0, sizes[1].chunks))
+        answered = first.receive(1, 1, sizes[1], RecordingSink(sizes[1], answer.dtype))
         await asyncio.sleep(0.1)  # nothing else is on its way
         start = first.time()
-        first.send(1, 0, asked.view(np.uint8), spec_of(asked))
+        first.send(1, 0, asked, sizes[0])
         await answered.done
         assert first.time() - start < 2.5e-3
         await leave(endpoints)
