@@ -28,7 +28,7 @@ from dblp.collectives.algorithms.sinks import CopySink
 from dblp.collectives.call import Call, Collective, describe
 from dblp.collectives.deadline import Deadline, deadline_error
 from dblp.collectives.reduction import DType, dtype_name
-from dblp.errors import ClosedError, MismatchError, UnsupportedError
+from dblp.errors import ClosedError, DblpError, MismatchError, UnsupportedError
 from dblp.transport.interface import EndpointLike
 from dblp.transport.message import message_id, round_of
 from dblp.transport.policy import Exact
@@ -132,10 +132,14 @@ class Mailbox:
         self._endpoint.begin_round(key, _SIGNATURE, describe)
         message = spec(flat.nbytes, self._chunk())
         transfer.chunks = message.chunks
-        sendings = [
-            self._endpoint.send(peer, envelope_id, envelope, spec(envelope.nbytes, self._chunk())),
-            self._endpoint.send(peer, data_id, flat.view(np.uint8), message),
-        ]
+        try:
+            sendings = [
+                self._endpoint.send(peer, envelope_id, envelope, spec(envelope.nbytes, self._chunk())),
+                self._endpoint.send(peer, data_id, flat.view(np.uint8), message),
+            ]
+        except DblpError:  # the peer has left: nothing has begun
+            self._endpoint.end_round(key)
+            raise
         for sending in sendings:
             sending.done.add_done_callback(_collect(transfer))
         rest = [sending for sending in sendings if not sending.detach()]
@@ -195,7 +199,7 @@ class Mailbox:
         def arrived(done: asyncio.Future[Any]) -> None:
             error = _error(done)
             if error is not None:
-                self._fail_all(error)
+                self._lose(source, error)
             elif self._armed.pop(source, None) is not None:  # None: closed in the meantime
                 self._arrived(_Envelope(source, key, data_id, *_ENVELOPE.unpack(memory.tobytes())))
 
@@ -236,6 +240,17 @@ class Mailbox:
             peer, envelope.data, message, CopySink(target, self._chunk()), on_chunks=placed
         )
         receiving.done.add_done_callback(lambda done: _settle(transfer, done, envelope.source))
+
+    def _lose(self, source: int, error: BaseException) -> None:
+        """Nothing more comes from a source: recvs that may match another go on without it."""
+        key = self._armed.pop(source, None)
+        if key is not None:
+            self._endpoint.end_round(key)
+        for transfer in [waiting for waiting in self._waiting if source in waiting.peers]:
+            transfer.peers = [peer for peer in transfer.peers if peer != source]
+            if not transfer.peers:
+                self._waiting.remove(transfer)
+                transfer.fail(error)
 
     def _fail_all(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, []

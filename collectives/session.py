@@ -31,7 +31,7 @@ Meet = Callable[[Engine, Callable[[int], Member]], Roster]
 BACKSTOP_SECONDS = 1.5
 """The engine ends a call this long after the group's own deadline should have: nothing may wait for ever."""
 LINGER_SECONDS = 2.0
-"""How long a closing group waits for its last data to be acknowledged."""
+"""How long a closing group waits for a silent peer to acknowledge its last data; at exit, for any peer."""
 _log = logging.getLogger("dblp")
 
 
@@ -81,7 +81,7 @@ class Session:
         return self.engine.run(lambda: self._begin(what, timeout_s, call))
 
     def close(self, linger_s: float = LINGER_SECONDS) -> None:
-        """Leave the group: linger for what is not acknowledged, then free everything; idempotent."""
+        """Leave the group: linger for what is not acknowledged (``Endpoint.close``), then free everything; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -126,14 +126,14 @@ class Session:
         self.endpoint.fail(DeadlineError(text))
         self.engine.loop.call_later(0.1, future.cancel)
 
-    async def _leave(self, linger_s: float) -> None:
+    async def _leave(self, linger_s: float, most_s: float | None = None) -> None:
         self.group.close()
-        await self.endpoint.close(linger_s=linger_s)
+        await self.endpoint.close(linger_s=linger_s, most_s=most_s)
         self._cleanup()
 
     async def _close_at_exit(self) -> None:
         self._closed = True
-        await self._leave(LINGER_SECONDS)
+        await self._leave(LINGER_SECONDS, LINGER_SECONDS)
 
     async def _give_up(self, port: Port) -> None:
         port.close()
