@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +23,13 @@ MAX_DATAGRAM_BYTES = 65_507
 """Largest UDP payload over IPv4 (RFC 768, RFC 791)."""
 MAX_PATHS = 64
 """The path id is one byte; feedback, sockets and polling cost grow with it."""
+
+OTHER_VARIABLES = frozenset({"DBLP_JOB"})
+"""Variables that are no field of ``TransportConfig``, and what reads them: the job's name, ``dblp.init_process_group``."""
+_PREFIX = "DBLP_"
+_log = logging.getLogger("dblp")
+_warned: set[str] = set()
+"""Unknown variables that this process has spoken of."""
 
 MAX_COPIES = 16
 """Of 90 % loss, 16 copies leave 19 %: more are not worth their bytes."""
@@ -98,16 +107,31 @@ class TransportConfig:
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> TransportConfig:
         """Read ``DBLP_<FIELD>`` variables (``DBLP_TIMEOUT_S=30``, ``DBLP_DATAGRAM_BYTES=8952``); ``overrides`` win.
 
-        Raises ConfigError that names the variable, or the field, for an unusable value.
+        Raises ConfigError that names the variable, or the field, for an unusable value. A ``DBLP_`` variable that nothing reads
+        is most likely a slip: a warning names it, once a process.
         """
         env = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for spec in fields(cls):
-            variable = f"DBLP_{spec.name.upper()}"
+            variable = _variable(spec.name)
             if env.get(variable, "") != "":
                 values[spec.name] = _read(variable, env[variable], spec.name, spec.default)
         values.update(overrides)
+        _warn_of_unknown(env, {_variable(spec.name) for spec in fields(cls)} | OTHER_VARIABLES)
         return cls(**values)
+
+
+def _variable(field: str) -> str:
+    return f"{_PREFIX}{field.upper()}"
+
+
+def _warn_of_unknown(env: Mapping[str, str], known: Set[str]) -> None:
+    for name in sorted(name for name in env if name.startswith(_PREFIX)):
+        if name in known or name in _warned:
+            continue
+        _warned.add(name)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        _log.warning("%s=%s is set, but nothing reads it: did you mean %s?", name, env[name], near)
 
 
 def _check_congestion(name: str) -> None:
