@@ -27,6 +27,7 @@ from dblp.collectives.algorithms.grid import chunk_bytes, spec
 from dblp.collectives.algorithms.sinks import CopySink
 from dblp.collectives.call import Call, Collective, describe
 from dblp.collectives.deadline import Deadline, deadline_error
+from dblp.collectives.recorder import Entry, FlightRecorder, MessageState, runs
 from dblp.collectives.reduction import DType, dtype_name
 from dblp.errors import ClosedError, DblpError, MismatchError, UnsupportedError
 from dblp.transport.interface import EndpointLike
@@ -70,17 +71,22 @@ class _Transfer:
     """A send or recv in progress on this rank."""
 
     def __init__(
-        self, title: str, peers: Sequence[int], tag: int, target: Array | None, dtype: DType
+        self, title: str, peers: Sequence[int], tag: int, target: Array | None, dtype: DType, nbytes: int
     ) -> None:
         self.title = title
         self.peers = peers  # ranks in the group that it may be with
         self.tag = tag
         self.target = target
         self.dtype = dtype
+        self.nbytes = nbytes
         self.matched: _Envelope | None = None
         self.chunks = self.got = 0
         self.outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.deadline: Deadline | None = None
+        self.entry: Entry | None = None  # in the group's flight recorder
+        self.now: Callable[[], float] = asyncio.get_running_loop().time
+        self.missing: Callable[[], npt.NDArray[np.integer[Any]]] | None = None
+        self.ranks: Sequence[int] = ()  # the endpoint's, of ``peers``
 
     def finish(self, source: int) -> None:
         if not self.outcome.done():
@@ -88,7 +94,21 @@ class _Transfer:
 
     def fail(self, error: BaseException) -> None:
         if not self.outcome.done():
+            if self.entry is not None:
+                self.entry.fail(error, self.now())
             self.outcome.set_exception(error)
+
+    def states(self, missing: bool) -> list[MessageState]:
+        """For the flight recorder: one line for each rank that it may be with."""
+        done = self.outcome.done()
+        lacks = self.missing() if missing and not done and self.missing is not None else np.empty(0, np.int64)
+        sent = self.target is None
+        arrived = self.chunks if done else self.chunks - len(lacks) if sent else self.got
+        left = self.chunks if sent else 0
+        return [
+            MessageState(self.ranks[peer], sent, 0, self.chunks, arrived, left, done, runs(lacks))
+            for peer in self.peers
+        ]
 
     def lacks(self) -> str:
         if self.target is None:
@@ -107,8 +127,10 @@ class Mailbox:
         ranks: Sequence[int],
         group: int,
         poison: Callable[[BaseException], None],
+        recorder: FlightRecorder,
     ) -> None:
         """``poison(error)`` is called with the first failure."""
+        self._recorder = recorder
         self._endpoint = endpoint
         self._ranks = ranks
         self._rank = ranks.index(endpoint.rank)
@@ -127,7 +149,7 @@ class Mailbox:
         sequence, self._sent[target] = self._sent[target], self._sent[target] + 1
         envelope_id, data_id = (self._id(self._endpoint.rank, peer, sequence, part) for part in (0, 1))
         envelope = np.frombuffer(_ENVELOPE.pack(tag, flat.size, dtype.code), np.uint8)
-        transfer = _Transfer(f"send to rank {peer}, tag {tag}", [target], tag, None, dtype)
+        transfer = _Transfer(f"send to rank {peer}, tag {tag}", [target], tag, None, dtype, flat.nbytes)
         key = round_of(data_id)
         self._endpoint.begin_round(key, _SIGNATURE, describe)
         message = spec(flat.nbytes, self._chunk())
@@ -140,6 +162,7 @@ class Mailbox:
         except DblpError:  # the peer has left: nothing has begun
             self._endpoint.end_round(key)
             raise
+        transfer.missing = sendings[1].missing
         for sending in sendings:
             sending.done.add_done_callback(_collect(transfer))
         rest = [sending for sending in sendings if not sending.detach()]
@@ -159,7 +182,7 @@ class Mailbox:
             [rank for rank in range(len(self._ranks)) if rank != self._rank] if source is None else [source]
         )
         origin = "any rank" if source is None else f"rank {self._ranks[source]}"
-        transfer = _Transfer(f"recv from {origin}, tag {tag}", peers, tag, flat, dtype)
+        transfer = _Transfer(f"recv from {origin}, tag {tag}", peers, tag, flat, dtype, flat.nbytes)
         known = next((envelope for envelope in self._unexpected if _fits(transfer, envelope)), None)
         if known is not None:
             self._unexpected.remove(known)
@@ -239,6 +262,7 @@ class Mailbox:
         receiving = self._endpoint.receive(
             peer, envelope.data, message, CopySink(target, self._chunk()), on_chunks=placed
         )
+        transfer.missing = receiving.missing
         receiving.done.add_done_callback(lambda done: _settle(transfer, done, envelope.source))
 
     def _lose(self, source: int, error: BaseException) -> None:
@@ -261,6 +285,11 @@ class Mailbox:
 
     def _start(self, transfer: _Transfer, timeout_s: float, key: int | None) -> asyncio.Task[int]:
         peers = [self._ranks[peer] for peer in transfer.peers]
+        transfer.ranks = self._ranks
+        label = "recv" if transfer.target is not None else "send"
+        nbytes = transfer.nbytes
+        details = {"dtype": transfer.dtype.name, "peer": ", ".join(map(str, peers)), "tag": transfer.tag}
+        transfer.entry = self._recorder.begin(-1, label, nbytes, lambda: details, timeout_s, transfer.states)
         transfer.deadline = Deadline(self._endpoint, peers, timeout_s, lambda: self._expire(transfer))
         task = asyncio.get_running_loop().create_task(self._run(transfer, key))
         task.add_done_callback(lambda _: self._abandoned(transfer, key))
@@ -294,6 +323,11 @@ class Mailbox:
         if transfer.deadline is not None:
             transfer.deadline.cancel()
         transfer.deadline = None
+        if transfer.entry is not None:
+            outcome = transfer.outcome
+            done = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+            transfer.entry.end(self._endpoint.time(), done=done)
+        transfer.missing = None
         if transfer in self._waiting:
             self._waiting.remove(transfer)
         if transfer.outcome.done() and not transfer.outcome.cancelled():

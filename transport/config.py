@@ -76,6 +76,13 @@ class TransportConfig:
     path i of one rank meets path i of another, so list them in the same order everywhere."""
     impair: str = ""
     """Impairments of what this rank sends, as one string (docs/impairments.md); empty: none."""
+    flight_rounds: int = 64
+    """Rounds of each group that its flight recorder keeps (docs/reliability.md); 0: none."""
+    flight_dir: str = ""
+    """Folder for the flight recorder's text and JSON when a group fails or a signal asks; empty: what did not end well goes to
+    the log, as text."""
+    flight_signal: str = ""
+    """Signal that dumps the flight recorders of the process, such as ``SIGUSR1``; empty: none."""
     seed: int = 0
     """Seed of the endpoint's random choices."""
     switch_interval_s: float = 50e-6
@@ -99,7 +106,7 @@ class TransportConfig:
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")
-        for name in ("rate_bps", "switch_interval_s", "seed"):
+        for name in ("rate_bps", "switch_interval_s", "seed", "flight_rounds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
 

@@ -64,6 +64,10 @@ class SendHandle:
         """Chunks sent first and sent again so far."""
         return self._out.chunks_sent, self._out.chunks_resent
 
+    def missing(self) -> npt.NDArray[np.integer[Any]]:
+        """Chunks that the peer is not known to have."""
+        return np.flatnonzero(~self._out.acked)
+
 
 class ReceiveHandle:
     """An incoming message (``interface.Receiving``)."""
@@ -86,6 +90,10 @@ class ReceiveHandle:
     def progress(self) -> tuple[int, int]:
         """Chunks received and chunks in the message."""
         return self._message.got, len(self._message.have)
+
+    def missing(self) -> npt.NDArray[np.integer[Any]]:
+        """Chunks that have not been placed."""
+        return np.flatnonzero(~self._message.have)
 
 
 class Endpoint:
@@ -195,7 +203,7 @@ class Endpoint:
         """Wait for acknowledgements. What a peer holds for a receive that it has not posted yet is neither acknowledged nor asked
         about, so peers are asked for signs of life."""
         begun = now = self._now()
-        asked = begun - linger_s
+        asked = begun  # most acknowledgements come without a question
         heard = dict.fromkeys(range(self.world_size), begun)  # when a peer last gave hope
         while not self.core.idle() and now - begun < most_s:
             owing = self.core.owing()
