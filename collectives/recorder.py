@@ -37,7 +37,7 @@ class MessageState(NamedTuple):
 
     peer: int
     """The endpoint's rank at the other end."""
-    sent: bool
+    outgoing: bool
     """It goes to the peer; otherwise it comes from it."""
     step: int
     """Within the round."""
@@ -45,10 +45,10 @@ class MessageState(NamedTuple):
     """In the message."""
     arrived: int
     """Chunks that are here, or that the peer is known to have."""
-    left: int = 0
-    """Of a sent message: chunks that left, for the first time and again."""
+    sent: int = 0
+    """Of an outgoing message: chunks that left, for the first time and again."""
     done: bool = False
-    """Complete under its bound; of a sent message: the peer has confirmed it, or the round need not wait for that."""
+    """Complete under its bound; of an outgoing message: the peer has confirmed it, or the round need not wait for that."""
     missing: tuple[tuple[int, int], ...] = ()
     """Of a round that fails or runs: the first runs of chunks that lack, as (first, last)."""
 
@@ -154,7 +154,7 @@ class FlightRecorder:
         head = f"flight recorder of rank {self.rank}, group {self.group}, {report['time']}"
         lines = [f"{head}: {reason}" if reason else head]
         for round_ in report["rounds"]:
-            lines += _lines(round_)
+            lines += _lines(round_, reason)
         return "\n".join(lines if report["rounds"] else [*lines, "  no rounds"])
 
     @staticmethod
@@ -196,8 +196,8 @@ def runs(chunks: npt.NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(firsts[:SHOWN_RANGES].tolist(), lasts[:SHOWN_RANGES].tolist(), strict=True))
 
 
-def _lines(round_: Mapping[str, Any]) -> list[str]:
-    """One round of a report: what it was, and what it lacks."""
+def _lines(round_: Mapping[str, Any], reason: str) -> list[str]:
+    """One round of a report: what it was, its error unless that is the report's reason, and what it lacks."""
     name = "transfer" if round_["round"] < 0 else f"round {round_['round']}"
     details = [
         f"{key} {value}"
@@ -207,7 +207,7 @@ def _lines(round_: Mapping[str, Any]) -> list[str]:
     head = f"  {name}: {round_['call']}, {round_['nbytes']} bytes" + "".join(f", {item}" for item in details)
     state = f"{round_['state']} after {format_seconds(round_['seconds'])} of {format_seconds(round_['timeout_s'])}"
     lines = [f"{head}: {state}, begun {round_['began']}"]
-    if round_["error"]:
+    if round_["error"] and round_["error"] not in reason:
         lines.append(f"    {round_['error']}")
     if round_["state"] != "done":
         lines += [f"    {_message(message)}" for message in round_["messages"] if not message["done"]]
@@ -218,11 +218,11 @@ _SHOWN = ("dtype", "op", "root", "algorithm", "budget", "peer", "tag")
 
 
 def _message(message: Mapping[str, Any]) -> str:
-    way = "to" if message["sent"] else "from"
-    have = "confirmed" if message["sent"] else "arrived"
+    way = "to" if message["outgoing"] else "from"
+    have = "confirmed" if message["outgoing"] else "arrived"
     text = f"{way} rank {message['peer']}, step {message['step']}: {message['arrived']} of {message['chunks']} chunks {have}"
-    if message["sent"]:
-        text += f", {message['left']} left"
+    if message["outgoing"]:
+        text += f", {message['sent']} sent"
     if message["missing"]:
         listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in message["missing"])
         text += f"; missing {listed}" + (", ..." if len(message["missing"]) == SHOWN_RANGES else "")

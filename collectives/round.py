@@ -89,11 +89,11 @@ class _Leg:
     def state(self, peer: int, missing: bool) -> MessageState:
         """For the flight recorder; ``peer``: the endpoint's rank."""
         lacking = self.missing() if missing and not self.done and self.missing is not None else _NONE
-        left, arrived = 0, self.got
+        sent, arrived = 0, self.got
         if self.sending is not None:
-            left, arrived = sum(self.sending.counts), self.chunks - len(lacking)
+            sent, arrived = sum(self.sending.counts), self.chunks - len(lacking)
         return MessageState(
-            peer, self.sending is not None, self.step, self.chunks, arrived, left, self.done, runs(lacking)
+            peer, self.sending is not None, self.step, self.chunks, arrived, sent, self.done, runs(lacking)
         )
 
     def sent(self) -> tuple[int, int, int]:

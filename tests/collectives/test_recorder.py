@@ -94,7 +94,7 @@ def test_a_round_that_failed_names_who_lacks_what(cut_at_s, algorithm):
             listed = sum(last - first + 1 for first, last in message["missing"])
             if len(message["missing"]) < SHOWN_RANGES:
                 assert listed == message["chunks"] - message["arrived"]
-        came = sum(m["arrived"] for m in round_["messages"] if m["peer"] == 2 and not m["sent"])
+        came = sum(m["arrived"] for m in round_["messages"] if m["peer"] == 2 and not m["outgoing"])
         if algorithm == "direct":  # around a ring not all receive from rank 2
             assert (came > 0) == (cut_at_s > 0)
         text = recorder.to_text("why")
@@ -126,7 +126,7 @@ def test_a_look_at_a_running_round_disturbs_nothing():
     seen = run_network(member, 2)[0]
     assert seen is not None
     assert seen["state"] == "running" and seen["lacks_ranks"] == [1] and 0.45 < seen["seconds"] < 0.55
-    (message,) = [m for m in seen["messages"] if not m["sent"] and not m["step"]]
+    (message,) = [m for m in seen["messages"] if not m["outgoing"] and not m["step"]]
     assert message["arrived"] == 0 and message["missing"] == ((0, message["chunks"] - 1),)
 
 
