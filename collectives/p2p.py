@@ -30,7 +30,7 @@ from dblp.collectives.deadline import Deadline, deadline_error
 from dblp.collectives.recorder import Entry, FlightRecorder, MessageState, runs
 from dblp.collectives.reduction import DType, dtype_name
 from dblp.errors import ClosedError, DblpError, MismatchError, UnsupportedError
-from dblp.transport.interface import EndpointLike
+from dblp.transport.interface import EndpointLike, Receiving, Sending
 from dblp.transport.message import message_id, round_of
 from dblp.transport.policy import Exact
 
@@ -85,7 +85,8 @@ class _Transfer:
         self.deadline: Deadline | None = None
         self.entry: Entry | None = None  # in the group's flight recorder
         self.now: Callable[[], float] = asyncio.get_running_loop().time
-        self.missing: Callable[[], npt.NDArray[np.integer[Any]]] | None = None
+        self.sending: Sending | None = None  # the data, on its way there or here
+        self.receiving: Receiving | None = None
         self.ranks: Sequence[int] = ()  # the endpoint's, of ``peers``
 
     def finish(self, source: int) -> None:
@@ -100,13 +101,15 @@ class _Transfer:
 
     def states(self, missing: bool) -> list[MessageState]:
         """For the flight recorder: one line for each rank that it may be with."""
-        done = self.outcome.done()
-        lacks = self.missing() if missing and not done and self.missing is not None else np.empty(0, np.int64)
-        sent = self.target is None
-        arrived = self.chunks if done else self.chunks - len(lacks) if sent else self.got
-        left = self.chunks if sent else 0
+        done, outgoing = self.outcome.done(), self.target is None
+        lacking: npt.NDArray[np.integer[Any]] = np.empty(0, np.int64)
+        data = self.sending or self.receiving
+        if missing and not done and data is not None:
+            lacking = data.missing()
+        arrived = self.chunks if done else self.chunks - len(lacking) if outgoing else self.got
+        sent = 0 if self.sending is None else sum(self.sending.counts)
         return [
-            MessageState(self.ranks[peer], sent, 0, self.chunks, arrived, left, done, runs(lacks))
+            MessageState(self.ranks[peer], outgoing, 0, self.chunks, arrived, sent, done, runs(lacking))
             for peer in self.peers
         ]
 
@@ -162,7 +165,7 @@ class Mailbox:
         except DblpError:  # the peer has left: nothing has begun
             self._endpoint.end_round(key)
             raise
-        transfer.missing = sendings[1].missing
+        transfer.sending = sendings[1]
         for sending in sendings:
             sending.done.add_done_callback(_collect(transfer))
         rest = [sending for sending in sendings if not sending.detach()]
@@ -262,7 +265,7 @@ class Mailbox:
         receiving = self._endpoint.receive(
             peer, envelope.data, message, CopySink(target, self._chunk()), on_chunks=placed
         )
-        transfer.missing = receiving.missing
+        transfer.receiving = receiving
         receiving.done.add_done_callback(lambda done: _settle(transfer, done, envelope.source))
 
     def _lose(self, source: int, error: BaseException) -> None:
@@ -327,7 +330,7 @@ class Mailbox:
             outcome = transfer.outcome
             done = outcome.done() and not outcome.cancelled() and outcome.exception() is None
             transfer.entry.end(self._endpoint.time(), done=done)
-        transfer.missing = None
+        transfer.sending = transfer.receiving = None
         if transfer in self._waiting:
             self._waiting.remove(transfer)
         if transfer.outcome.done() and not transfer.outcome.cancelled():

@@ -372,6 +372,8 @@ class Round:
     def _expire(self) -> None:
         sending = self._receives_left == 0
         owed = [leg for leg in self._legs if not leg.done and (leg.sending is not None) == sending]
+        if not owed:  # all has come, and the caller is told in this turn of the loop
+            return
         lacks: dict[int, str] = {}
         for leg in owed:
             lacks.setdefault(self._ranks[leg.peer], leg.lacks())

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dblp.collectives.deadline import LATE_S
 from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
@@ -142,14 +143,23 @@ class Session:
     def _begin(self, what: str, timeout_s: float, call: Callable[[Group], Awaitable[T]]) -> asyncio.Future[T]:
         future = asyncio.ensure_future(call(self.group))
         loop = self.engine.loop
-        handle = loop.call_later(timeout_s + BACKSTOP_SECONDS, self._too_late, what, timeout_s, future)
+        due = loop.time() + timeout_s + BACKSTOP_SECONDS
+        handle = loop.call_at(due, self._too_late, what, timeout_s, future, due)
         future.add_done_callback(lambda _: handle.cancel())
         return future
 
-    def _too_late(self, what: str, timeout_s: float, future: asyncio.Future[Any]) -> None:
+    def _too_late(self, what: str, timeout_s: float, future: asyncio.Future[Any], due: float) -> None:
+        loop = self.engine.loop
+        if future.done():
+            return
+        if (
+            loop.time() - due > LATE_S
+        ):  # the process stood still: the group's own deadline comes first, and knows who is missing
+            loop.call_later(BACKSTOP_SECONDS, self._too_late, what, timeout_s, future, float("inf"))
+            return
         text = f"{what} on rank {self.rank}: not complete within {timeout_s:g} s"
         self.endpoint.fail(DeadlineError(text))
-        self.engine.loop.call_later(0.1, future.cancel)
+        loop.call_later(0.1, future.cancel)
 
     def _on_failure(self, error: BaseException) -> None:
         """The group's first failure: a rank that is late or gone is worth a dump, a call that disagrees names itself."""

@@ -7,6 +7,7 @@ processes. ``tests.benchmarks.drill`` runs all cells, and says which are as they
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import faulthandler
 import json
 import os
 import signal
@@ -37,7 +38,7 @@ def _init(store, rank, world_size, **config):
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=TIMEOUT_S),
+        timeout=timedelta(seconds=30),
         pg_options=dblp.TransportConfig(connect_timeout_s=30.0, **config),
     )
 
@@ -162,6 +163,7 @@ def _store(folder, world_size):
 
 def drill(rank, world_size, folder, call, fault, wait):
     """``call`` of ``CALLS`` or ``DDP_CALLS``, ``fault`` of ``FAULTS`` or "store gone", ``wait``: asynchronously."""
+    faulthandler.enable()  # the stacks of a cell that hangs, when it is aborted
     victim = world_size - 1
     server = _serve_store(folder, world_size) if rank == 0 else 0
     _init(_store(folder, world_size), rank, world_size, impair="loss(0)")
@@ -169,6 +171,7 @@ def drill(rank, world_size, folder, call, fault, wait):
     pids = [None] * world_size
     dist.all_gather_object(pids, os.getpid())
     dist.barrier()
+    dist.group.WORLD.set_timeout(timedelta(seconds=TIMEOUT_S))
     if fault == STORE_GONE and rank == 0:
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)
