@@ -76,23 +76,26 @@ DDP_CALLS = {"DDP backward": None, "DDP backward, bounded": 0.1}
 
 def _lossy(wait):
     work = dist.group.WORLD.allreduce_lossy(torch.ones(COUNT), dblp.Bounded(0.1))
-    return work if wait else work.wait()
+    return work if wait else _finish(work)
 
 
 def _send(rank, size, wait):
-    """The others send to the last rank; that one receives from rank 0."""
-    tensor = torch.ones(COUNT)
-    if rank == size - 1:
-        return dist.irecv(tensor, 0) if wait else dist.recv(tensor, 0) and None
-    return dist.isend(tensor, size - 1) if wait else dist.send(tensor, size - 1)
+    """The others send to the last rank, which receives from all of them."""
+    if rank < size - 1:
+        return (dist.isend if wait else dist.send)(torch.ones(COUNT), size - 1)
+    return _with_all(dist.irecv if wait else dist.recv, size)
 
 
 def _recv(rank, size, wait):
-    """The others receive from the last rank; that one sends to rank 0."""
-    tensor = torch.ones(COUNT)
-    if rank == size - 1:
-        return dist.isend(tensor, 0) if wait else dist.send(tensor, 0)
-    return dist.irecv(tensor, size - 1) if wait else dist.recv(tensor, size - 1) and None
+    """The others receive from the last rank, which sends to all of them."""
+    if rank < size - 1:
+        return (dist.irecv if wait else dist.recv)(torch.ones(COUNT), size - 1)
+    return _with_all(dist.isend if wait else dist.send, size)
+
+
+def _with_all(call, size):
+    for work in [call(torch.ones(COUNT), peer) for peer in range(size - 1)]:
+        _finish(work)
 
 
 def _prepare(call):
@@ -108,7 +111,8 @@ def _prepare(call):
 
 
 def _finish(work):
-    if work is not None:
+    """Blocking calls have nothing to wait for: they return None, or a rank."""
+    if hasattr(work, "wait"):
         work.wait()
 
 
