@@ -27,6 +27,8 @@ VERSION = 1
 """Of the JSON form."""
 SHOWN_RANGES = 8
 """Runs of missing chunks that are kept of a message."""
+SHOWN_BRIEFLY = 12
+"""Rounds, and messages of each, of which the brief text tells: it goes to a log."""
 
 Details = Callable[[], Mapping[str, Any]]
 """``details()``: what the ranks agreed on, as dtype, operation, algorithm and budget, by name; plain values."""
@@ -128,12 +130,10 @@ class FlightRecorder:
         """What is kept, oldest first; safe on any thread."""
         return tuple(self._entries)
 
-    def report(self, reason: str = "", *, unfinished: bool = False) -> dict[str, Any]:
-        """All of it as plain values, as ``to_json`` writes it; ``unfinished``: without rounds that ended well."""
+    def report(self, reason: str = "") -> dict[str, Any]:
+        """All of it as plain values, as ``to_json`` writes it."""
         now = self._clock()
-        rounds = [
-            self._plain(entry, now) for entry in self.entries if not (unfinished and entry.state == "done")
-        ]
+        rounds = [self._plain(entry, now) for entry in self.entries]
         return {
             "version": VERSION,
             "rank": self.rank,
@@ -148,14 +148,21 @@ class FlightRecorder:
         """The report as JSON."""
         return json.dumps(self.report(reason), indent=1)
 
-    def to_text(self, reason: str = "", *, unfinished: bool = False) -> str:
-        """The report for people: a line a round, and one for each message that is not done."""
-        report = self.report(reason, unfinished=unfinished)
+    def to_text(self, reason: str = "", *, brief: bool = False) -> str:
+        """The report for people: a line a round, and one for each message that is not done. ``brief``: the first of those rounds
+        that have not ended well."""
+        report = self.report(reason)
+        rounds, most = report["rounds"], len(report["rounds"])
+        if brief:
+            rounds, most = [round_ for round_ in rounds if round_["state"] != "done"], SHOWN_BRIEFLY
         head = f"flight recorder of rank {self.rank}, group {self.group}, {report['time']}"
         lines = [f"{head}: {reason}" if reason else head]
-        for round_ in report["rounds"]:
-            lines += _lines(round_, reason)
-        return "\n".join(lines if report["rounds"] else [*lines, "  no rounds"])
+        for round_ in rounds[:most]:
+            told, *messages = _lines(round_, reason)
+            lines += [told, *_first(messages, SHOWN_BRIEFLY if brief else len(messages), "    ")]
+        if not rounds:
+            lines.append("  no rounds, or all have ended well" if brief else "  no rounds")
+        return "\n".join([*lines, *_first(["  round"] * len(rounds), most, "  ")[most:]])
 
     @staticmethod
     def _plain(entry: Entry, now: float) -> dict[str, Any]:
@@ -194,6 +201,12 @@ def runs(chunks: npt.NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
     cuts = np.flatnonzero(np.diff(chunks) != 1) + 1
     firsts, lasts = chunks[np.r_[0, cuts]], chunks[np.r_[cuts - 1, len(chunks) - 1]]
     return tuple(zip(firsts[:SHOWN_RANGES].tolist(), lasts[:SHOWN_RANGES].tolist(), strict=True))
+
+
+def _first(lines: Sequence[str], most: int, indent: str) -> list[str]:
+    """At most so many lines, and one that counts the rest."""
+    rest = len(lines) - most
+    return [*lines[:most], *([f"{indent}and {rest} more"] if rest > 0 else [])]
 
 
 def _lines(round_: Mapping[str, Any], reason: str) -> list[str]:

@@ -85,7 +85,7 @@ class Session:
         """Write the flight recorder's text and JSON into the configured folder, or what did not end well to the log."""
         recorder = self.group.flight_recorder
         if not self.config.flight_dir:
-            _log.warning("%s", recorder.to_text(reason, unfinished=True))
+            _log.warning("%s", recorder.to_text(reason, brief=True))
             return
         self._dumps += 1
         try:
@@ -164,7 +164,10 @@ class Session:
     def _on_failure(self, error: BaseException) -> None:
         """The group's first failure: a rank that is late or gone is worth a dump, a call that disagrees names itself."""
         if isinstance(error, DeadlineError | PeerError):
-            self.dump_flight(f"{type(error).__name__}: {error}")
+            try:
+                self.dump_flight(f"{type(error).__name__}: {error}")
+            except Exception:  # whatever it is, the peers must be told of the failure next
+                _log.exception("the flight recorder of rank %d could not be dumped", self.rank)
 
     async def _leave(self, linger_s: float, most_s: float | None = None) -> None:
         self.group.close()

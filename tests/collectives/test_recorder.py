@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dblp.collectives.group import Group
-from dblp.collectives.recorder import SHOWN_RANGES, runs
+from dblp.collectives.recorder import SHOWN_BRIEFLY, SHOWN_RANGES, FlightRecorder, MessageState, runs
 from dblp.errors import DblpError, DeadlineError
 from dblp.sim.loop import run as run_virtual
 from dblp.transport.policy import Bounded
@@ -107,7 +107,23 @@ def test_text_and_json_tell_the_same():
     told = json.loads(recorder.to_json("r"))
     assert told["rounds"][0]["error"] == recorder.report("r")["rounds"][0]["error"]
     assert told["version"] == 1
-    assert recorder.to_text(unfinished=True).count("round 0") >= 1
+    assert recorder.to_text(brief=True).count("round 0") >= 1
+
+
+def test_the_brief_text_tells_of_the_first_rounds_that_have_not_ended_well():
+    recorder = FlightRecorder(rank=0, ranks=range(20), group=3, rounds=100, clock=lambda: 5.0)
+    lacking = [MessageState(peer, False, 0, 9, 4, 0, False, ((4, 8),)) for peer in range(1, 20)]
+    for number in range(30):
+        entry = recorder.begin(number, "barrier", 0, dict, 1.0, lambda missing: lacking)
+        if number < 10:
+            entry.end(5.0, done=True)
+    text = recorder.to_text(brief=True)
+    assert "round 9:" not in text and "round 10:" in text and "round 22:" not in text
+    assert text.count("from rank") == SHOWN_BRIEFLY**2 and text.count("    and 7 more") == SHOWN_BRIEFLY
+    assert text.endswith("\n  and 8 more")
+    whole = recorder.to_text()
+    assert "round 9:" in whole and "round 29:" in whole and "more" not in whole
+    assert whole.count("from rank") == 20 * 19
 
 
 def test_a_look_at_a_running_round_disturbs_nothing():
