@@ -28,7 +28,7 @@ DIES = ("killed", "stopped")
 """Faults that the victim itself does not live to tell."""
 INDEPENDENT = {("reduce", 1), ("gather", 1)}
 """(call, rank) that need nothing of the victim: they may end well."""
-CELL_TIMEOUT_S = 90.0
+CELL_TIMEOUT_S = 180.0
 """After which the processes of a cell are aborted: it fails."""
 
 
@@ -61,7 +61,7 @@ class Verdict:
 
 def cells() -> list[Cell]:
     """All of them."""
-    calls = [(call, wait) for call in CALLS for wait in (False, True)] + [(call, False) for call in DDP_CALLS]
+    calls = [(call, False) for call in (*CALLS, *DDP_CALLS)] + [(call, True) for call in CALLS]
     return [
         Cell(call, fault, wait) for (call, wait), fault in itertools.product(calls, [*FAULTS, STORE_GONE])
     ]
