@@ -184,8 +184,11 @@ def drill(rank, world_size, folder, call, fault, wait):
         FAULTS[fault]()
     else:
         time.sleep(0.3)
-    sys.stdout.write(RESULT + json.dumps(_outcome(lambda: run(rank, world_size, wait))) + "\n")
+    outcome = _outcome(lambda: run(rank, world_size, wait))
+    sys.stdout.write(f"{RESULT}{json.dumps(outcome)}\n")
     sys.stdout.flush()
+    if not outcome["error"] and fault != STORE_GONE:
+        time.sleep(2 * TIMEOUT_S)  # it needs nothing of the failed rank: it stays while others find out
     if rank != victim or fault == STORE_GONE:
         _again(rank, world_size if fault == STORE_GONE else victim, folder)
     if rank == 0 and fault == "stopped":
