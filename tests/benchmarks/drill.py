@@ -26,8 +26,14 @@ LIMIT_S = TIMEOUT_S + 2.0
 """Within which every rank that lives has its error."""
 DIES = ("killed", "stopped")
 """Faults that the victim itself does not live to tell."""
-INDEPENDENT = {("reduce", 1), ("gather", 1)}
-"""(call, rank) that need nothing of the victim: they may end well."""
+INDEPENDENT = {
+    *itertools.product(("reduce", "gather"), ("killed", "stopped", "cut off", "unheard", "deaf"), (1,)),
+    ("barrier", "deaf", 0),
+    ("barrier", "deaf", 1),
+    ("barrier", "unheard", 2),
+}
+"""(call, fault, rank) that may end well: what is reduced or gathered at rank 0 needs nothing of another at rank 1, and who has heard
+from all that they are at the barrier may pass it."""
 CELL_TIMEOUT_S = 180.0
 """After which the processes of a cell are aborted: it fails."""
 
@@ -104,7 +110,7 @@ def _complaints(cell: Cell, rank: int, error: str, seconds: float) -> Iterable[s
         if error:
             yield f"failed though the store is not needed: {error}"
     elif not error:
-        if (cell.call, rank) not in INDEPENDENT:
+        if (cell.call, cell.fault, rank) not in INDEPENDENT:
             yield "has no error"
     elif rank != VICTIM and f"rank {VICTIM}" not in error:
         yield f"does not name rank {VICTIM}: {error}"

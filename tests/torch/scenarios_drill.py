@@ -107,7 +107,12 @@ def _prepare(call):
         dblp.attach(model, dblp.Bounded(DDP_CALLS[call]))
     model(torch.ones(2, 400)).sum().backward()
     output = model(torch.ones(2, 400)).sum()
-    return lambda rank, size, wait: output.backward()
+
+    def run(rank, size, wait):
+        output.backward()
+        assert model is not None  # a graph does not keep its DDP alive, and without it nothing is reduced
+
+    return run
 
 
 def _finish(work):

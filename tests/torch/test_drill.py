@@ -12,7 +12,7 @@ from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, RESULT, STORE_
 QUICK = [
     Cell("all_reduce", "unheard", wait=True),
     Cell("broadcast", "cut off", wait=False),
-    Cell("barrier", "deaf", wait=False),
+    Cell("all_gather", "deaf", wait=False),
     Cell("DDP backward, bounded", "stopped", wait=False),
 ]
 """A cell of each fault that other tests have not, with different calls and waits."""
@@ -73,6 +73,9 @@ def test_ranks_that_need_nothing_of_the_failed_one_may_end_well():
     told = outputs(GOOD[0], ("", 0.1), GOOD[2])
     assert judge(Cell("gather", "deaf", wait=False), told).good
     assert not judge(Cell("all_gather", "deaf", wait=False), told).good
+    passed = outputs(("", 0.1), ("", 0.1), GOOD[2])
+    assert judge(Cell("barrier", "deaf", wait=True), passed).good
+    assert not judge(Cell("barrier", "killed", wait=True), passed).good
 
 
 def test_without_the_store_nothing_may_fail():
