@@ -32,8 +32,8 @@ INDEPENDENT = {
     ("barrier", "deaf", 1),
     ("barrier", "unheard", 2),
 }
-"""(call, fault, rank) that may end well: what is reduced or gathered at rank 0 needs nothing of another at rank 1, and who has heard
-from all that they are at the barrier may pass it."""
+"""(call, fault, rank) that may end well: what is reduced or gathered at rank 0 needs nothing of another at rank 1, and who has
+heard from all that they are at the barrier may pass it."""
 CELL_TIMEOUT_S = 180.0
 """After which the processes of a cell are aborted: it fails."""
 
