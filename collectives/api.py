@@ -18,6 +18,7 @@ from dblp.collectives.carry import Residual
 from dblp.collectives.engine import Engine
 from dblp.collectives.group import Group
 from dblp.collectives.master import MasterRendezvous
+from dblp.collectives.recorder import FlightRecorder
 from dblp.collectives.rendezvous import Member, Roster
 from dblp.collectives.report import Report
 from dblp.collectives.session import BACKSTOP_SECONDS, Session
@@ -136,6 +137,11 @@ def get_rank() -> int:
 def get_world_size() -> int:
     """Ranks of the default group; raises ClosedError without one."""
     return _session().world_size
+
+
+def flight_recorder() -> FlightRecorder:
+    """The last rounds of the default group, as text or JSON; raises ClosedError without one."""
+    return _session().group.flight_recorder
 
 
 # Reducing

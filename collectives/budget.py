@@ -237,6 +237,14 @@ class BudgetController:
             made = self._made[key] = self._make(base, key[1])
         return made
 
+    def loosest(self, base: Policy) -> Policy:
+        """``base`` with the largest budget that any phase and any parameter may have."""
+        return replace(
+            base,
+            budget=max(found.high for found in (self.budgets, *self.layers.values())),
+            gather_budget=None,
+        )
+
     def check_names(self, names: Sequence[str]) -> None:
         """Raises ConfigError if a pattern of ``layers`` fits none of the model's parameters: a budget that nothing gets."""
         for pattern in self.layers:

@@ -87,6 +87,26 @@ class Call:
         )
 
 
+def details_of(call: Call) -> dict[str, str | int | float]:
+    """What the call is besides its name, as plain values for the flight recorder."""
+    policy = call.policy
+    details: dict[str, str | int | float] = {
+        "dtype": "" if call.dtype is None else call.dtype.name,
+        "op": "" if call.op is None else call.op.name.lower(),
+        "root": call.root,
+        "algorithm": call.algorithm,
+        "budget": policy.budget,
+    }
+    if policy.lossy:
+        details |= {
+            "stop": policy.stop.value,
+            "fill": policy.fill.value,
+            "consistency": policy.consistency.value,
+            "carry": policy.carry is not None,
+        }
+    return details
+
+
 def describe(signature: bytes) -> str:
     """A signature in words, for the error that names both sides; any bytes are fine."""
     if len(signature) != _LAYOUT.size:

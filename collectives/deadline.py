@@ -17,12 +17,26 @@ _PINGS = (0.5, 0.75, 0.875)
 """Shares of the timeout at which the peers are pinged."""
 _SILENT_SHARE = 0.25
 """A peer not heard from for this share of the timeout answered neither the ping at 3/4 nor that at 7/8."""
+LATE_S = 0.05
+"""A timer that fires so late tells of a process that stood still: what came meanwhile lies unread, and must be read first."""
+MOST_GRACE_S = 1.0
+"""Longest that a process which stood still is given for that; else as long as it was late."""
 
 
 class Deadline:
     """One running timeout: pings the peers, then calls ``on_expire`` once."""
 
-    __slots__ = ("_endpoint", "_handle", "_loop", "_on_expire", "_peers", "_start", "_steps", "timeout_s")
+    __slots__ = (
+        "_due",
+        "_endpoint",
+        "_handle",
+        "_loop",
+        "_on_expire",
+        "_peers",
+        "_start",
+        "_steps",
+        "timeout_s",
+    )
 
     def __init__(
         self, endpoint: EndpointLike, peers: Collection[int], timeout_s: float, on_expire: Callable[[], None]
@@ -37,6 +51,7 @@ class Deadline:
         self._loop = asyncio.get_running_loop()
         self._start = self._loop.time()
         self._steps = [1.0, *reversed(_PINGS)]
+        self._due = self._start + timeout_s
         self._handle = self._next()
 
     def cancel(self) -> None:
@@ -48,11 +63,20 @@ class Deadline:
 
     def _step(self) -> None:
         self._steps.pop()
-        if not self._steps:
+        if self._steps:
+            self._endpoint.ping(self._peers)
+            self._handle = self._next()
+        else:
+            self._last()
+
+    def _last(self) -> None:
+        late_s = self._loop.time() - self._due
+        if late_s <= LATE_S:
             self._on_expire()
             return
+        self._due = float("inf")  # once is enough
         self._endpoint.ping(self._peers)
-        self._handle = self._next()
+        self._handle = self._loop.call_later(min(late_s, MOST_GRACE_S), self._last)
 
 
 def deadline_error(

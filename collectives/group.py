@@ -25,11 +25,12 @@ from dblp.collectives.algorithms.grid import chunk_bytes
 from dblp.collectives.algorithms.incast import Incast
 from dblp.collectives.algorithms.reduce_leg import post_reduce_leg
 from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, private
-from dblp.collectives.call import Call, Collective, digest_sizes
+from dblp.collectives.call import Call, Collective, details_of, digest_sizes
 from dblp.collectives.carry import Residual
 from dblp.collectives.carrying import Carrying
 from dblp.collectives.p2p import GROUP_LIMIT, MAX_RANKS, Mailbox
 from dblp.collectives.priority import Priority
+from dblp.collectives.recorder import FlightRecorder
 from dblp.collectives.reduction import DType, Op, Reducer, check_op, dtype_of, parse_op
 from dblp.collectives.report import Report
 from dblp.collectives.round import Round
@@ -67,7 +68,12 @@ class Group:
         self._closed = False
         self._pool = StagePool()
         self._incast = Incast(len(self._ranks) - 1)
-        self._mailbox = Mailbox(endpoint, self._ranks, group_id, self._poison)
+        self.flight_recorder = FlightRecorder(
+            rank=endpoint.rank, ranks=self._ranks, group=group_id, rounds=endpoint.config.flight_rounds, clock=endpoint.time
+        )  # fmt: skip
+        self.on_failure: Callable[[BaseException], None] = _ignore_failure
+        """Called once, with the first failure of the group, before the endpoint is told of it."""
+        self._mailbox = Mailbox(endpoint, self._ranks, group_id, self._poison, self.flight_recorder)
 
     @property
     def rank(self) -> int:
@@ -428,9 +434,13 @@ class Group:
             self._incast,
             priority,
         )
+        round_.entry = self.flight_recorder.begin(
+            number, call.label, nbytes, lambda: details_of(call), timeout_s, round_.states
+        )
         try:
             post(round_)
         except Exception as error:
+            round_.entry.fail(error, self._endpoint.time())
             self._poison(error)
             round_.end()
             if carrying is not None:
@@ -471,6 +481,7 @@ class Group:
     def _poison(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
+            self.on_failure(error)
             self._endpoint.fail(error if isinstance(error, Exception) else ClosedError(str(error)))
 
     def _check_open(self) -> None:
@@ -540,6 +551,10 @@ async def _restored(task: asyncio.Task[int], buffer: Buffer) -> int:
 def _kept_at(carry: Residual, starts: Sequence[int]) -> Callable[[int, int, Array], None]:
     """Keeps what did not reach a peer, whose part begins at ``starts[peer]``."""
     return lambda peer, first, values: carry.keep(starts[peer] + first, values)
+
+
+def _ignore_failure(error: BaseException) -> None:
+    """Nobody listens."""
 
 
 def _ignore(first: int, count: int) -> None:

@@ -27,9 +27,10 @@ from dblp.collectives.algorithms.grid import chunk_bytes, spec
 from dblp.collectives.algorithms.sinks import CopySink
 from dblp.collectives.call import Call, Collective, describe
 from dblp.collectives.deadline import Deadline, deadline_error
+from dblp.collectives.recorder import Entry, FlightRecorder, MessageState, runs
 from dblp.collectives.reduction import DType, dtype_name
-from dblp.errors import ClosedError, MismatchError, UnsupportedError
-from dblp.transport.interface import EndpointLike
+from dblp.errors import ClosedError, DblpError, MismatchError, UnsupportedError
+from dblp.transport.interface import EndpointLike, Receiving, Sending
 from dblp.transport.message import message_id, round_of
 from dblp.transport.policy import Exact
 
@@ -70,17 +71,23 @@ class _Transfer:
     """A send or recv in progress on this rank."""
 
     def __init__(
-        self, title: str, peers: Sequence[int], tag: int, target: Array | None, dtype: DType
+        self, title: str, peers: Sequence[int], tag: int, target: Array | None, dtype: DType, nbytes: int
     ) -> None:
         self.title = title
         self.peers = peers  # ranks in the group that it may be with
         self.tag = tag
         self.target = target
         self.dtype = dtype
+        self.nbytes = nbytes
         self.matched: _Envelope | None = None
         self.chunks = self.got = 0
         self.outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.deadline: Deadline | None = None
+        self.entry: Entry | None = None  # in the group's flight recorder
+        self.now: Callable[[], float] = asyncio.get_running_loop().time
+        self.sending: Sending | None = None  # the data, on its way there or here
+        self.receiving: Receiving | None = None
+        self.ranks: Sequence[int] = ()  # the endpoint's, of ``peers``
 
     def finish(self, source: int) -> None:
         if not self.outcome.done():
@@ -88,7 +95,23 @@ class _Transfer:
 
     def fail(self, error: BaseException) -> None:
         if not self.outcome.done():
+            if self.entry is not None:
+                self.entry.fail(error, self.now())
             self.outcome.set_exception(error)
+
+    def states(self, missing: bool) -> list[MessageState]:
+        """For the flight recorder: one line for each rank that it may be with."""
+        done, outgoing = self.outcome.done(), self.target is None
+        lacking: npt.NDArray[np.integer[Any]] = np.empty(0, np.int64)
+        data = self.sending or self.receiving
+        if missing and not done and data is not None:
+            lacking = data.missing()
+        arrived = self.chunks if done else self.chunks - len(lacking) if outgoing else self.got
+        sent = 0 if self.sending is None else sum(self.sending.counts)
+        return [
+            MessageState(self.ranks[peer], outgoing, 0, self.chunks, arrived, sent, done, runs(lacking))
+            for peer in self.peers
+        ]
 
     def lacks(self) -> str:
         if self.target is None:
@@ -107,8 +130,10 @@ class Mailbox:
         ranks: Sequence[int],
         group: int,
         poison: Callable[[BaseException], None],
+        recorder: FlightRecorder,
     ) -> None:
         """``poison(error)`` is called with the first failure."""
+        self._recorder = recorder
         self._endpoint = endpoint
         self._ranks = ranks
         self._rank = ranks.index(endpoint.rank)
@@ -127,15 +152,20 @@ class Mailbox:
         sequence, self._sent[target] = self._sent[target], self._sent[target] + 1
         envelope_id, data_id = (self._id(self._endpoint.rank, peer, sequence, part) for part in (0, 1))
         envelope = np.frombuffer(_ENVELOPE.pack(tag, flat.size, dtype.code), np.uint8)
-        transfer = _Transfer(f"send to rank {peer}, tag {tag}", [target], tag, None, dtype)
+        transfer = _Transfer(f"send to rank {peer}, tag {tag}", [target], tag, None, dtype, flat.nbytes)
         key = round_of(data_id)
         self._endpoint.begin_round(key, _SIGNATURE, describe)
         message = spec(flat.nbytes, self._chunk())
         transfer.chunks = message.chunks
-        sendings = [
-            self._endpoint.send(peer, envelope_id, envelope, spec(envelope.nbytes, self._chunk())),
-            self._endpoint.send(peer, data_id, flat.view(np.uint8), message),
-        ]
+        try:
+            sendings = [
+                self._endpoint.send(peer, envelope_id, envelope, spec(envelope.nbytes, self._chunk())),
+                self._endpoint.send(peer, data_id, flat.view(np.uint8), message),
+            ]
+        except DblpError:  # the peer has left: nothing has begun
+            self._endpoint.end_round(key)
+            raise
+        transfer.sending = sendings[1]
         for sending in sendings:
             sending.done.add_done_callback(_collect(transfer))
         rest = [sending for sending in sendings if not sending.detach()]
@@ -155,7 +185,7 @@ class Mailbox:
             [rank for rank in range(len(self._ranks)) if rank != self._rank] if source is None else [source]
         )
         origin = "any rank" if source is None else f"rank {self._ranks[source]}"
-        transfer = _Transfer(f"recv from {origin}, tag {tag}", peers, tag, flat, dtype)
+        transfer = _Transfer(f"recv from {origin}, tag {tag}", peers, tag, flat, dtype, flat.nbytes)
         known = next((envelope for envelope in self._unexpected if _fits(transfer, envelope)), None)
         if known is not None:
             self._unexpected.remove(known)
@@ -195,7 +225,7 @@ class Mailbox:
         def arrived(done: asyncio.Future[Any]) -> None:
             error = _error(done)
             if error is not None:
-                self._fail_all(error)
+                self._lose(source, error)
             elif self._armed.pop(source, None) is not None:  # None: closed in the meantime
                 self._arrived(_Envelope(source, key, data_id, *_ENVELOPE.unpack(memory.tobytes())))
 
@@ -235,7 +265,19 @@ class Mailbox:
         receiving = self._endpoint.receive(
             peer, envelope.data, message, CopySink(target, self._chunk()), on_chunks=placed
         )
+        transfer.receiving = receiving
         receiving.done.add_done_callback(lambda done: _settle(transfer, done, envelope.source))
+
+    def _lose(self, source: int, error: BaseException) -> None:
+        """Nothing more comes from a source: recvs that may match another go on without it."""
+        key = self._armed.pop(source, None)
+        if key is not None:
+            self._endpoint.end_round(key)
+        for transfer in [waiting for waiting in self._waiting if source in waiting.peers]:
+            transfer.peers = [peer for peer in transfer.peers if peer != source]
+            if not transfer.peers:
+                self._waiting.remove(transfer)
+                transfer.fail(error)
 
     def _fail_all(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, []
@@ -246,6 +288,11 @@ class Mailbox:
 
     def _start(self, transfer: _Transfer, timeout_s: float, key: int | None) -> asyncio.Task[int]:
         peers = [self._ranks[peer] for peer in transfer.peers]
+        transfer.ranks = self._ranks
+        label = "recv" if transfer.target is not None else "send"
+        nbytes = transfer.nbytes
+        details = {"dtype": transfer.dtype.name, "peer": ", ".join(map(str, peers)), "tag": transfer.tag}
+        transfer.entry = self._recorder.begin(-1, label, nbytes, lambda: details, timeout_s, transfer.states)
         transfer.deadline = Deadline(self._endpoint, peers, timeout_s, lambda: self._expire(transfer))
         task = asyncio.get_running_loop().create_task(self._run(transfer, key))
         task.add_done_callback(lambda _: self._abandoned(transfer, key))
@@ -279,6 +326,11 @@ class Mailbox:
         if transfer.deadline is not None:
             transfer.deadline.cancel()
         transfer.deadline = None
+        if transfer.entry is not None:
+            outcome = transfer.outcome
+            done = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+            transfer.entry.end(self._endpoint.time(), done=done)
+        transfer.sending = transfer.receiving = None
         if transfer in self._waiting:
             self._waiting.remove(transfer)
         if transfer.outcome.done() and not transfer.outcome.cancelled():

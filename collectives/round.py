@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dblp.collectives.call import Call, describe
 from dblp.collectives.carry import NOTHING
 from dblp.collectives.deadline import Deadline, deadline_error
+from dblp.collectives.recorder import Entry, MessageState, runs
 from dblp.collectives.report import Report, energy_lost_share
 from dblp.collectives.staging import StagePool
 from dblp.errors import ClosedError
@@ -43,6 +44,9 @@ OnDone = Callable[[Received], None]
 """``on_done(received)``: a receive has ended well; its holes are known."""
 
 
+_NONE: npt.NDArray[np.integer[Any]] = np.empty(0, np.int64)
+
+
 class _Leg:
     """One message of the round, and how far it is: what a deadline error tells about it."""
 
@@ -51,6 +55,7 @@ class _Leg:
         "confirmed",
         "done",
         "got",
+        "missing",
         "on_chunks",
         "on_done",
         "on_scattered",
@@ -68,6 +73,7 @@ class _Leg:
         self.got = 0
         self.done = False
         self.sending = sending
+        self.missing: Callable[[], npt.NDArray[np.integer[Any]]] | None = None  # of the handle of either kind
         self.confirmed = (
             spec.budget > 0.0
         )  # what was not counted of a bounded message is known from its confirmation
@@ -79,6 +85,16 @@ class _Leg:
         if self.sending is not None:
             return f"has not confirmed {self.chunks} chunks from here"
         return f"{self.got} of {self.chunks} chunks arrived"
+
+    def state(self, peer: int, missing: bool) -> MessageState:
+        """For the flight recorder; ``peer``: the endpoint's rank."""
+        lacking = self.missing() if missing and not self.done and self.missing is not None else _NONE
+        sent, arrived = 0, self.got
+        if self.sending is not None:
+            sent, arrived = sum(self.sending.counts), self.chunks - len(lacking)
+        return MessageState(
+            peer, self.sending is not None, self.step, self.chunks, arrived, sent, self.done, runs(lacking)
+        )
 
     def sent(self) -> tuple[int, int, int]:
         """Chunks sent first, chunks sent again, and the bytes of both with their headers."""
@@ -116,6 +132,7 @@ class Round:
         self.world_size = len(ranks)
         self.title = f"{call.label}, round {number} of group {group}"
         self.error: BaseException | None = None
+        self.entry: Entry | None = None  # in the group's flight recorder
         self.ended = False
         self.energy_sent = 0.0  # sum of squares of the bounded messages whose energy was told
         self.carries = False  # what is lost is kept by who has it
@@ -173,6 +190,7 @@ class Round:
         self.energy_sent += energy
         leg = _Leg(peer, step, spec, sending)
         leg.confirmed |= confirmed
+        leg.missing = sending.missing
         self._legs.append(leg)
         self._sends_left += 1
         sending.done.add_done_callback(lambda done: self._sent(leg, done))
@@ -220,6 +238,7 @@ class Round:
             on_scattered=placed_scattered if on_scattered is not None or on_chunks is None else None,
             window=window,
         )
+        leg.missing = receiving.missing
         self._legs.append(leg)
         self._receives_left += 1
         receiving.done.add_done_callback(lambda done: self._received(leg, done))
@@ -267,6 +286,8 @@ class Round:
         if self.ended:
             return
         self.ended = True
+        if self.entry is not None:
+            self.entry.end(self.endpoint.time(), done=not (self._receives_left or self._sends_left))
         self._deadline.cancel()
         self.endpoint.end_round(self._key)
         for memory in self._stages:
@@ -275,8 +296,12 @@ class Round:
         # The algorithm's callbacks refer to the round and to the caller's memory: without this, large arrays
         # would wait for the garbage collector.
         for leg in self._legs:
-            leg.on_chunks = leg.on_scattered = leg.on_done = None
+            leg.on_chunks = leg.on_scattered = leg.on_done = leg.missing = None
         self._legs.clear()
+
+    def states(self, missing: bool) -> list[MessageState]:
+        """The messages of the round, for the flight recorder; ``missing``: with the chunks that lack."""
+        return [leg.state(self._ranks[leg.peer], missing) for leg in tuple(self._legs)]
 
     def report(self, nbytes: int) -> Report:
         """What the round did so far."""
@@ -337,7 +362,7 @@ class Round:
             self._open_gate()
 
     def _outcome(self, leg: _Leg, done: asyncio.Future[Any]) -> BaseException | None:
-        leg.done = True
+        leg.done = not done.cancelled() and done.exception() is None
         if done.cancelled():
             return ClosedError(
                 f"{self.title}: the endpoint of rank {self.endpoint.rank} was closed during the round"
@@ -347,6 +372,8 @@ class Round:
     def _expire(self) -> None:
         sending = self._receives_left == 0
         owed = [leg for leg in self._legs if not leg.done and (leg.sending is not None) == sending]
+        if not owed:  # all has come, and the caller is told in this turn of the loop
+            return
         lacks: dict[int, str] = {}
         for leg in owed:
             lacks.setdefault(self._ranks[leg.peer], leg.lacks())
@@ -361,6 +388,8 @@ class Round:
         """End the round with ``error``, unless something failed before."""
         if self.error is None:
             self.error = error
+            if self.entry is not None:
+                self.entry.fail(error, self.endpoint.time())
         self._open_gate()
 
     def _open_gate(self) -> None:

@@ -10,14 +10,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from dblp.collectives.deadline import LATE_S
 from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
+from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
+from dblp.collectives.recorder import write_dump
 from dblp.collectives.rendezvous import Member, Roster, new_member
-from dblp.errors import DeadlineError
+from dblp.errors import DeadlineError, PeerError
 from dblp.transport.config import TransportConfig
 from dblp.transport.endpoint import Endpoint
 from dblp.transport.impair import ImpairedPort, Impairer, parse_impair
@@ -31,7 +35,7 @@ Meet = Callable[[Engine, Callable[[int], Member]], Roster]
 BACKSTOP_SECONDS = 1.5
 """The engine ends a call this long after the group's own deadline should have: nothing may wait for ever."""
 LINGER_SECONDS = 2.0
-"""How long a closing group waits for its last data to be acknowledged."""
+"""How long a closing group waits for a silent peer to acknowledge its last data; at exit, for any peer."""
 _log = logging.getLogger("dblp")
 
 
@@ -59,6 +63,10 @@ class Session:
         self._cleanup = cleanup or _nothing
         self._closed = False
         self._token = 0
+        self._dumps = 0
+        if config.flight_signal:
+            parse_signal(config.flight_signal)  # before a socket is opened
+        self._unwatch: Callable[[], None] = _nothing
         try:
             port = self.engine.run(lambda: _open(config, master, rank))
             try:
@@ -70,6 +78,22 @@ class Session:
         except BaseException:
             release_engine(self.engine)
             raise
+        if config.flight_signal:
+            self._unwatch = watch(config.flight_signal, self.engine.loop, self.dump_flight)
+
+    def dump_flight(self, reason: str) -> None:
+        """Write the flight recorder's text and JSON into the configured folder, or what did not end well to the log."""
+        recorder = self.group.flight_recorder
+        if not self.config.flight_dir:
+            _log.warning("%s", recorder.to_text(reason, brief=True))
+            return
+        self._dumps += 1
+        try:
+            text, json = write_dump(recorder, Path(self.config.flight_dir), reason, self._dumps)
+        except OSError as error:
+            _log.warning("the flight recorder of rank %d could not be written: %s", self.rank, error)
+            return
+        _log.warning("the flight recorder of rank %d is in %s and %s (%s)", self.rank, text, json, reason)
 
     def submit(self, what: str, timeout_s: float, call: Callable[[Group], Awaitable[T]], done: Done) -> None:
         """Run ``call(group)`` on the engine, under a backstop behind its own deadline; ``done`` gets the
@@ -81,10 +105,11 @@ class Session:
         return self.engine.run(lambda: self._begin(what, timeout_s, call))
 
     def close(self, linger_s: float = LINGER_SECONDS) -> None:
-        """Leave the group: linger for what is not acknowledged, then free everything; idempotent."""
+        """Leave the group: linger for what is not acknowledged (``Endpoint.close``), then free everything; idempotent."""
         if self._closed:
             return
         self._closed = True
+        self._unwatch()
         if self.engine.alive:
             self.engine.remove_closer(self._token)
             self.engine.run(lambda: self._leave(linger_s))
@@ -100,6 +125,7 @@ class Session:
         self.config = replace(config, datagram_bytes=roster.datagram_bytes)
         self.endpoint = self.engine.run(lambda: self._connect(port, roster))
         self.group = Group(self.endpoint)
+        self.group.on_failure = self._on_failure
         self._token = self.engine.add_closer(self._close_at_exit)
         _log.info("rank %d of %d on %s", self.rank, self.world_size, port.addresses[0].host)
 
@@ -117,23 +143,40 @@ class Session:
     def _begin(self, what: str, timeout_s: float, call: Callable[[Group], Awaitable[T]]) -> asyncio.Future[T]:
         future = asyncio.ensure_future(call(self.group))
         loop = self.engine.loop
-        handle = loop.call_later(timeout_s + BACKSTOP_SECONDS, self._too_late, what, timeout_s, future)
+        due = loop.time() + timeout_s + BACKSTOP_SECONDS
+        handle = loop.call_at(due, self._too_late, what, timeout_s, future, due)
         future.add_done_callback(lambda _: handle.cancel())
         return future
 
-    def _too_late(self, what: str, timeout_s: float, future: asyncio.Future[Any]) -> None:
+    def _too_late(self, what: str, timeout_s: float, future: asyncio.Future[Any], due: float) -> None:
+        loop = self.engine.loop
+        if future.done():
+            return
+        if (
+            loop.time() - due > LATE_S
+        ):  # the process stood still: the group's own deadline comes first, and knows who is missing
+            loop.call_later(BACKSTOP_SECONDS, self._too_late, what, timeout_s, future, float("inf"))
+            return
         text = f"{what} on rank {self.rank}: not complete within {timeout_s:g} s"
         self.endpoint.fail(DeadlineError(text))
-        self.engine.loop.call_later(0.1, future.cancel)
+        loop.call_later(0.1, future.cancel)
 
-    async def _leave(self, linger_s: float) -> None:
+    def _on_failure(self, error: BaseException) -> None:
+        """The group's first failure: a rank that is late or gone is worth a dump, a call that disagrees names itself."""
+        if isinstance(error, DeadlineError | PeerError):
+            try:
+                self.dump_flight(f"{type(error).__name__}: {error}")
+            except Exception:  # whatever it is, the peers must be told of the failure next
+                _log.exception("the flight recorder of rank %d could not be dumped", self.rank)
+
+    async def _leave(self, linger_s: float, most_s: float | None = None) -> None:
         self.group.close()
-        await self.endpoint.close(linger_s=linger_s)
+        await self.endpoint.close(linger_s=linger_s, most_s=most_s)
         self._cleanup()
 
     async def _close_at_exit(self) -> None:
         self._closed = True
-        await self._leave(LINGER_SECONDS)
+        await self._leave(LINGER_SECONDS, LINGER_SECONDS)
 
     async def _give_up(self, port: Port) -> None:
         port.close()

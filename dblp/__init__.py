@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         barrier,
         broadcast,
         destroy_process_group,
+        flight_recorder,
         gather,
         get_rank,
         get_world_size,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         Schedule,
     )
     from dblp.collectives.presets import Preset, preset, presets
+    from dblp.collectives.recorder import FlightRecorder
     from dblp.collectives.report import Report
     from dblp.collectives.torch.hook import Attachment, attach
     from dblp.errors import (
@@ -91,6 +93,8 @@ __all__ = [
     "send",
     "recv",
     "Handle",
+    "flight_recorder",
+    "FlightRecorder",
     # async collectives on numpy arrays
     "Group",
     "Report",
@@ -140,13 +144,14 @@ __all__ = [
 
 _MODULES = {
     "dblp.collectives.api": (
-        "Handle all_gather all_reduce all_to_all barrier broadcast destroy_process_group gather get_rank "
+        "Handle all_gather all_reduce all_to_all barrier broadcast destroy_process_group flight_recorder gather get_rank "
         "get_world_size init_process_group is_initialized recv reduce reduce_scatter scatter send"
     ),
     "dblp.collectives.budget": "BudgetController Budgets EnergyCap Interval",
     "dblp.collectives.group": "Group",
     "dblp.collectives.phases": "Hold LearningRateChange Manual Metric NormChange Phase Schedule",
     "dblp.collectives.presets": "Preset preset presets",
+    "dblp.collectives.recorder": "FlightRecorder",
     "dblp.collectives.report": "Report",
     "dblp.collectives.torch.hook": "Attachment attach",
     "dblp.errors": (

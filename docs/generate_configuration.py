@@ -26,7 +26,8 @@ Each setting is a field of `dblp.TransportConfig`, a frozen dataclass, and an en
 
 A value in code wins over the variable. An unusable value is a `ConfigError` that names it. Variables take units: times
 `ns us ms s min`, sizes `B KB MB GB` (powers of 1024), rates `bit kbit mbit gbit` (powers of 1000); a bare number is in
-seconds, bytes or bits per second.
+seconds, bytes or bits per second. A `DBLP_*` variable that nothing reads is named in a warning, with the one that was probably
+meant.
 
 This table is made from the code by `python docs/generate_configuration.py`.
 

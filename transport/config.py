@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +23,13 @@ MAX_DATAGRAM_BYTES = 65_507
 """Largest UDP payload over IPv4 (RFC 768, RFC 791)."""
 MAX_PATHS = 64
 """The path id is one byte; feedback, sockets and polling cost grow with it."""
+
+OTHER_VARIABLES = frozenset({"DBLP_JOB"})
+"""Variables that are no field of ``TransportConfig``, and what reads them: the job's name, ``dblp.init_process_group``."""
+_PREFIX = "DBLP_"
+_log = logging.getLogger("dblp")
+_warned: set[str] = set()
+"""Unknown variables that this process has spoken of."""
 
 MAX_COPIES = 16
 """Of 90 % loss, 16 copies leave 19 %: more are not worth their bytes."""
@@ -67,6 +76,13 @@ class TransportConfig:
     path i of one rank meets path i of another, so list them in the same order everywhere."""
     impair: str = ""
     """Impairments of what this rank sends, as one string (docs/impairments.md); empty: none."""
+    flight_rounds: int = 64
+    """Rounds of each group that its flight recorder keeps (docs/reliability.md); 0: none."""
+    flight_dir: str = ""
+    """Folder for the flight recorder's text and JSON when a group fails or a signal asks; empty: what did not end well goes to
+    the log, as text."""
+    flight_signal: str = ""
+    """Signal that dumps the flight recorders of the process, such as ``SIGUSR1``; empty: none."""
     seed: int = 0
     """Seed of the endpoint's random choices."""
     switch_interval_s: float = 50e-6
@@ -90,7 +106,7 @@ class TransportConfig:
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")
-        for name in ("rate_bps", "switch_interval_s", "seed"):
+        for name in ("rate_bps", "switch_interval_s", "seed", "flight_rounds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
 
@@ -98,16 +114,31 @@ class TransportConfig:
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> TransportConfig:
         """Read ``DBLP_<FIELD>`` variables (``DBLP_TIMEOUT_S=30``, ``DBLP_DATAGRAM_BYTES=8952``); ``overrides`` win.
 
-        Raises ConfigError that names the variable, or the field, for an unusable value.
+        Raises ConfigError that names the variable, or the field, for an unusable value. A ``DBLP_`` variable that nothing reads
+        is most likely a slip: a warning names it, once a process.
         """
         env = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for spec in fields(cls):
-            variable = f"DBLP_{spec.name.upper()}"
+            variable = _variable(spec.name)
             if env.get(variable, "") != "":
                 values[spec.name] = _read(variable, env[variable], spec.name, spec.default)
         values.update(overrides)
+        _warn_of_unknown(env, {_variable(spec.name) for spec in fields(cls)} | OTHER_VARIABLES)
         return cls(**values)
+
+
+def _variable(field: str) -> str:
+    return f"{_PREFIX}{field.upper()}"
+
+
+def _warn_of_unknown(env: Mapping[str, str], known: Set[str]) -> None:
+    for name in sorted(name for name in env if name.startswith(_PREFIX)):
+        if name in known or name in _warned:
+            continue
+        _warned.add(name)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        _log.warning("%s=%s is set, but nothing reads it: did you mean %s?", name, env[name], near)
 
 
 def _check_congestion(name: str) -> None:

@@ -36,7 +36,7 @@ from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, Drop, PeerReceiver
-from dblp.transport.rounds import Round, RoundBook
+from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
 from dblp.transport.wire import Type
 
@@ -88,6 +88,7 @@ class Core:
         self.rounds = RoundBook()
         self.failed: Exception | None = None
         self.gone: set[int] = set()
+        self.closing: set[int] = set()  # peers that post no more receives
         self._credit_bytes = max(int(facts.receive_buffer_bytes * CREDIT_SHARE), 4096)
         self._events: list[Completed] = []
         self._early_opens: dict[int, list[tuple[int, wire.Open]]] = {}
@@ -169,6 +170,8 @@ class Core:
     ) -> Outgoing:
         """See ``interface.EndpointLike.send``; the outcome comes through ``Outgoing.on_done``."""
         self._check_alive()
+        if peer in self.gone:
+            raise self._left(peer)
         round_ = self.rounds.active[round_of(message)]
         return self.senders[peer].send(
             message, spec, data, round_.signature, energy, offered=offered, classes=classes
@@ -206,7 +209,10 @@ class Core:
             receiver.check(message, now)
         if receiver.completed:
             self._after_receive(now)
-        if not message.closed and (message.asked or spec.nbytes > self.config.early_bytes // 2):
+        if not message.closed and peer in self.gone:  # it had not all come when the peer left
+            receiver.forget(message)
+            self._finish(message, self._left(peer))
+        elif not message.closed and (message.asked or spec.nbytes > self.config.early_bytes // 2):
             self._grant(peer, now, message)
         return message
 
@@ -239,6 +245,12 @@ class Core:
             for message in list(receiver.messages.values()):
                 receiver.forget(message)
                 self._finish(message, error)
+
+    def ask_to_acknowledge(self, peers: Sequence[int]) -> None:
+        """Tell peers that we are closing, and ask for signs of life."""
+        for peer in peers:
+            self.senders[peer].queue_control(Control(Type.CLOSING, 0))
+        self.ping(peers)
 
     def say_goodbye(self) -> None:
         """Queue CLOSE for all peers."""
@@ -325,11 +337,13 @@ class Core:
         events, self._events = self._events, []
         return events
 
+    def owing(self) -> list[int]:
+        """Peers that have not acknowledged all that must arrive, and have not left."""
+        return [peer for peer, sender in self.senders.items() if peer not in self.gone and not sender.idle()]
+
     def idle(self) -> bool:
         """Everything that must arrive has been acknowledged."""
-        return not self._replies and all(
-            sender.idle() for peer, sender in self.senders.items() if peer not in self.gone
-        )
+        return not self._replies and not self.owing()
 
     # --- receiving
 
@@ -464,6 +478,8 @@ class Core:
             self._on_abort(peer, payload)
         elif type_ == Type.CLOSE:
             self._on_close(peer)
+        elif type_ == Type.CLOSING:
+            self.closing.add(peer)
 
     def _on_open(self, peer: int, receiver: PeerReceiver, message_id: int, now: float) -> None:
         message = receiver.messages.get(message_id)
@@ -487,16 +503,23 @@ class Core:
         self.fail(_decode_abort(peer, payload), tell=False)
 
     def _on_close(self, peer: int) -> None:
-        """The peer leaves: what we wait for from it will not come; what we still repeat to it is pointless."""
+        """The peer leaves: what we wait for from it will not come; what we still repeat to it is pointless. A receive of a
+        transfer ends alone: only who posted it knows whether somebody waits for it, as a recv from any rank goes on without."""
         self.gone.add(peer)
         sender, receiver = self.senders[peer], self.receivers[peer]
         sender.control.clear()
-        error = PeerError(
-            f"rank {peer} closed its group while rank {self.rank} was still in a round with it", [peer]
-        )
-        waiting = [m for m in receiver.messages.values() if m.posted]
-        if waiting or sender.messages:
-            self.fail(error, tell=True)
+        waiting = [message for message in receiver.messages.values() if message.posted]
+        if sender.messages or any(in_order(round_of(message.id)) for message in waiting):
+            text = f"rank {peer} closed its group while rank {self.rank} was still in a round with it"
+            self.fail(PeerError(text, [peer]), tell=True)
+            return
+        for message in waiting:
+            receiver.forget(message)
+            self._finish(message, self._left(peer))
+
+    def _left(self, peer: int) -> PeerError:
+        text = f"rank {peer} has closed its group: nothing more comes from it to rank {self.rank}, nor goes to it"
+        return PeerError(text, [peer])
 
     def _on_duplicates(self, message_id: int, chunks: int) -> None:
         round_ = self.rounds.active.get(round_of(message_id))
@@ -554,6 +577,8 @@ class Core:
             message.on_done = None
 
     def _send_final(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
+        if peer in self.gone:
+            return
         sender = self.senders[peer]
         finals = [
             Control(Type.FINAL, message_id, wire.encode_final(part))

@@ -39,6 +39,8 @@ BLOCKED_RETRY_S = 1e-3
 CLOSE_REPEATS = 3
 """CLOSE is not acknowledged: it is said this often, ``CLOSE_GAP_S`` apart."""
 CLOSE_GAP_S = 2e-3
+LINGER_ASK_SHARE = 0.2
+"""Share of ``linger_s`` after which a closing rank asks those that owe it an acknowledgement again: a few may be lost."""
 
 
 class SendHandle:
@@ -71,6 +73,10 @@ class SendHandle:
         """Chunks sent first and sent again so far."""
         return self._out.chunks_sent, self._out.chunks_resent
 
+    def missing(self) -> npt.NDArray[np.integer[Any]]:
+        """Chunks that the peer is not known to have."""
+        return np.flatnonzero(~self._out.acked)
+
 
 class ReceiveHandle:
     """An incoming message (``interface.Receiving``)."""
@@ -93,6 +99,10 @@ class ReceiveHandle:
     def progress(self) -> tuple[int, int]:
         """Chunks received and chunks in the message."""
         return self._message.got, len(self._message.have)
+
+    def missing(self) -> npt.NDArray[np.integer[Any]]:
+        """Chunks that have not been placed."""
+        return np.flatnonzero(~self._message.have)
 
 
 class Endpoint:
@@ -184,21 +194,45 @@ class Endpoint:
                 self.rank, peer, len(peers[peer]) - len(lost), len(peers[peer]), where,
             )  # fmt: skip
 
-    async def close(self, *, linger_s: float = 5.0) -> None:
-        """Leave: what was sent goes on being repeated until it is acknowledged or ``linger_s`` has passed; then peers are
-        told. Idempotent."""
+    async def close(self, *, linger_s: float = 5.0, most_s: float | None = None) -> None:
+        """Leave: what was sent goes on being repeated until it is acknowledged; then peers are told. A peer that owes an
+        acknowledgement is waited for as long as it may still receive, ``most_s`` in all (default: the configured ``timeout_s``);
+        one that is silent, or is closing itself, for ``linger_s``. A warning names those that were given up. Idempotent."""
         if self._closed:
             return
-        deadline = self._now() + linger_s
-        while not self.core.idle() and self._now() < deadline:
-            self._pump()
-            await asyncio.sleep(1e-3)
+        await self._linger(linger_s, max(linger_s, self.config.timeout_s if most_s is None else most_s))
         for repeat in range(CLOSE_REPEATS):
             self.core.say_goodbye()
             self._pump()
             if repeat + 1 < CLOSE_REPEATS:
                 await asyncio.sleep(CLOSE_GAP_S)
         self._shut()
+
+    async def _linger(self, linger_s: float, most_s: float) -> None:
+        """Wait for acknowledgements. What a peer holds for a receive that it has not posted yet is neither acknowledged nor asked
+        about, so peers are asked for signs of life."""
+        begun = now = self._now()
+        asked = begun  # most acknowledgements come without a question
+        heard = dict.fromkeys(range(self.world_size), begun)  # when a peer last gave hope
+        while not self.core.idle() and now - begun < most_s:
+            owing = self.core.owing()
+            for peer in owing:
+                if peer not in self.core.closing:
+                    heard[peer] = max(heard[peer], now - self.silence(peer))
+            if owing and all(now - heard[peer] >= linger_s for peer in owing):
+                break
+            if now - asked >= linger_s * LINGER_ASK_SHARE:
+                asked = now
+                self.core.ask_to_acknowledge(owing)
+            self._pump()
+            await asyncio.sleep(1e-3)
+            now = self._now()
+        if linger_s and self.core.failed is None and (owing := self.core.owing()):
+            logger.warning(
+                "rank %d leaves after %.3g s although rank %s has not acknowledged all that was sent to it: it is silent, or "
+                "does not receive what was sent",
+                self.rank, now - begun, ", ".join(map(str, owing)),
+            )  # fmt: skip
 
     def _shut(self) -> None:
         self._closed = True

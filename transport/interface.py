@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ class Sending(Protocol):
     def counts(self) -> tuple[int, int]:
         """Chunks sent first and sent again so far."""
 
+    def missing(self) -> npt.NDArray[np.integer[Any]]:
+        """Chunks that the peer is not known to have, ascending."""
+
 
 class Receiving(Protocol):
     """A message on its way from a peer."""
@@ -56,6 +59,9 @@ class Receiving(Protocol):
 
     def release(self, limit: int) -> None:
         """Allow the peer to send chunks below ``limit`` (only for receives posted with a ``window``)."""
+
+    def missing(self) -> npt.NDArray[np.integer[Any]]:
+        """Chunks that have not been placed, ascending."""
 
 
 class EndpointLike(Protocol):

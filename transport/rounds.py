@@ -14,6 +14,11 @@ REMEMBERED = 8192
 _ROUND_MASK = (1 << ROUND_BITS) - 1
 
 
+def in_order(key: int) -> bool:
+    """Rounds of this one's group begin in ascending order: it is a collective, not a transfer."""
+    return not key >> ROUND_BITS & ANY_ORDER_BIT
+
+
 class Round:
     """A round that is under way here."""
 

@@ -135,6 +135,7 @@ class Type(enum.IntEnum):
     WELCOME = 11, "Handshake: the peer's answer, address proved both ways."
     REFUSE = 12, "Handshake: why not (version, session, world size)."
     LEFT = 13, "The sender gets no answer on some paths, and uses others: a hint to do the same."
+    CLOSING = 14, "The sender posts no more receives, and stays only until what it sent is acknowledged."
 
 
 class Header(NamedTuple):

@@ -62,7 +62,7 @@ def page() -> str:
             _field_table(wire.HEADER_FIELDS, ">"),
             "## Types\n",
             _table(("Type", "Name", "Meaning"), ((str(int(t)), f"`{t.name}`", t.meaning) for t in Type)),
-            "DATA carries one chunk. END, PING and CLOSE have no payload.\n",
+            "DATA carries one chunk. END, PING, CLOSE and CLOSING have no payload.\n",
             "## OPEN\n",
             _field_table(wire.OPEN_FIELDS, "<"),
             _TAILS["OPEN"] + "\n",

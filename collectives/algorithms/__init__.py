@@ -104,6 +104,12 @@ def _choose_for_many(nbytes: int, world_size: int) -> tuple[str, str]:
     return "halving_doubling", f"more than {DIRECT_WORLD_SIZE} ranks: few steps"
 
 
+def check_policy(policy: Policy, world_size: int) -> None:
+    """Raise what ``choose`` would raise for the algorithm that the policy names, whatever the array."""
+    if policy.algorithm != "auto":
+        _check(policy.algorithm, world_size, policy)
+
+
 def algorithm_of(name: str) -> Algorithm:
     """What ``choose`` has chosen, its options bound."""
     base, options = parse_algorithm(name)

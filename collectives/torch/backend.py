@@ -31,6 +31,7 @@ import torch.distributed as dist
 from dblp.collectives.carry import Residual
 from dblp.collectives.group import Group
 from dblp.collectives.priority import Priority
+from dblp.collectives.recorder import FlightRecorder
 from dblp.collectives.session import Session
 from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
 from dblp.collectives.torch.monitor import monitored_barrier
@@ -135,6 +136,11 @@ class DblpProcessGroup(dist.ProcessGroup):
         return self._sequence
 
     # Life.
+
+    @property
+    def flight_recorder(self) -> FlightRecorder:
+        """The last rounds of this group, as text or JSON."""
+        return self.session.group.flight_recorder
 
     def shutdown(self) -> None:
         """Leave the group; lingers until what was sent is acknowledged. Called by

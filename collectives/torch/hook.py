@@ -33,6 +33,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dblp.collectives.algorithms import check_policy
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.phases import Needs, Phase, Phases
@@ -54,6 +55,8 @@ STATE_VERSION = 4
 _log = logging.getLogger("dblp")
 _followed: WeakSet[BudgetController] = WeakSet()
 """Controllers that follow a model: one counts the iterations of one."""
+_attached: WeakSet[DistributedDataParallel] = WeakSet()
+"""Models that have an attachment: a model has one."""
 
 
 class Attachment:
@@ -93,7 +96,7 @@ class Attachment:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._policy = _checked(policy)
+        self._policy = _checked(policy, self._group, self._budget)
 
     @property
     def budget(self) -> BudgetController | None:
@@ -179,6 +182,7 @@ class Attachment:
         if (budget is None) != (self._budget is None):
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
             raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
+        _check_algorithm(policy, self._group, self._budget)
         carries = self._carries.loaded(carry)
         if self._budget is not None:
             self._budget.load_state_dict(budget)
@@ -326,8 +330,9 @@ def attach(
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
     detectors find the learning rate. ``history``: reports to keep. Raises UnsupportedError if the model is not wrapped in
-    DistributedDataParallel or its process group is not of the backend "dblp", ConfigError for what is no
-    policy or no controller, for a controller that follows another model, and for name patterns that fit no parameter.
+    DistributedDataParallel, if its process group is not of the backend "dblp", or if the policy's algorithm can't do what the
+    policy asks for; ConfigError for what is no policy, controller, optimizer, algorithm or number of reports, for a model with
+    a hook, for a controller that follows another model, and for name patterns that fit no parameter.
     """
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(
@@ -348,10 +353,12 @@ def attach(
         budget = policy.controller() if budget is None and policy.controller is not None else budget
         policy = policy.policy
     _check_controller(budget)
-    checked = _checked(policy if policy is not None else Policy())
+    _check_others(model, optimizer, history)
+    checked = _checked(policy if policy is not None else Policy(), group, budget)
     attachment = Attachment(model, group, checked, budget, optimizer, history)
     model.register_comm_hook(attachment, _hook)
     model.register_forward_pre_hook(attachment.before_forward)
+    _attached.add(model)
     if budget is not None:
         _followed.add(budget)
     return attachment
@@ -375,12 +382,36 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     return work.get_future().then(ended)
 
 
-def _checked(policy: object) -> Policy:
+def _checked(policy: object, group: DblpProcessGroup, budget: BudgetController | None) -> Policy:
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"policy={policy!r}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(), or the name of a preset"
         )
+    _check_algorithm(policy, group, budget)
     return policy
+
+
+def _check_algorithm(policy: Policy, group: DblpProcessGroup, budget: BudgetController | None) -> None:
+    """Now, and not in the first backward pass, nor when a controller first allows to lose anything."""
+    check_policy(policy, group.size())
+    if budget is not None:
+        check_policy(budget.loosest(policy), group.size())
+
+
+def _check_others(model: DistributedDataParallel, optimizer: object, history: object) -> None:
+    if model in _attached:
+        raise ConfigError(
+            "this model has an attachment already; keep what the first dblp.attach returned, and set its policy to change it"
+        )
+    if hooks := getattr(model, "_comm_hooks", ()):
+        names = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook, _ in hooks)
+        raise ConfigError(
+            f"this model has the communication hook {names}, and DDP takes one: wrap it anew to attach a policy"
+        )
+    if isinstance(history, bool) or not isinstance(history, int) or history < 0:
+        raise ConfigError(f"history={history!r}: a number of reports to keep is needed, 0 for none")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise ConfigError(f"optimizer={optimizer!r}: a torch optimizer is needed, or None")
 
 
 def _check_transport(wanted: Preset, group: DblpProcessGroup) -> None:

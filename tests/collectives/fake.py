@@ -75,6 +75,10 @@ class Outgoing:
     def counts(self) -> tuple[int, int]:
         return len(self.offered), 0
 
+    def missing(self) -> np.ndarray:
+        waiting = set(self.pending) | (set(range(self.spec.chunks)) - set(self.offered))
+        return np.array(sorted(waiting), np.int64)
+
     def offer_scattered(self, chunks: np.ndarray) -> None:
         for chunk in chunks.tolist():
             self.offer(chunk, 1)
@@ -109,6 +113,10 @@ class Incoming:
         self.limit = limit
         assert self.net is not None
         self.net.kick()
+
+    def missing(self) -> np.ndarray:
+        chunks = 0 if self.spec is None else self.spec.chunks
+        return np.array(sorted(set(range(chunks)) - self.got), np.int64)
 
     def take(self, first: int, chunks: list[bytes]) -> None:
         """Place a run of chunks as the real endpoint does: rows, and a short last chunk apart."""

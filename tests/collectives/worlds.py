@@ -45,30 +45,37 @@ def run_network(
     """Run ``member`` on a group of each rank of real endpoints on a simulated network."""
 
     async def main() -> list[T]:
-        loop = asyncio.get_running_loop()
-        loop.virtual = True  # type: ignore[attr-defined]
-        network = Network(loop, seed, link=Link(latency_s=50e-6, impair=impair))
-        config = TransportConfig(seed=seed, **settings)
-        ports = [network.port(f"h{rank}") for rank in range(world_size)]
-        addresses = [list(port.addresses) for port in ports]
-        connects = [
-            Endpoint.connect(
-                port,
-                rank=rank,
-                world_size=world_size,
-                config=config,
-                session=0x1234_5678 + seed,
-                peers=addresses,
-            )
-            for rank, port in enumerate(ports)
-        ]
-        endpoints = await asyncio.gather(*connects)
+        endpoints = await connect_network(world_size, seed=seed, impair=impair, **settings)
         try:
             return await run_members(endpoints, member, timeout_s)
         finally:
             await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in endpoints))
 
     return run_virtual(main())
+
+
+async def connect_network(
+    world_size: int, *, seed: int = 0, impair: str = "", **settings: Any
+) -> list[Endpoint]:
+    """Real endpoints on a simulated network, one a rank, within a virtual loop."""
+    loop = asyncio.get_running_loop()
+    loop.virtual = True  # type: ignore[attr-defined]
+    network = Network(loop, seed, link=Link(latency_s=50e-6, impair=impair))
+    config = TransportConfig(seed=seed, **settings)
+    ports = [network.port(f"h{rank}") for rank in range(world_size)]
+    addresses = [list(port.addresses) for port in ports]
+    connects = [
+        Endpoint.connect(
+            port,
+            rank=rank,
+            world_size=world_size,
+            config=config,
+            session=0x1234_5678 + seed,
+            peers=addresses,
+        )
+        for rank, port in enumerate(ports)
+    ]
+    return await asyncio.gather(*connects)
 
 
 async def run_members(endpoints: Sequence[EndpointLike], member: Member[T], timeout_s: float) -> list[T]:

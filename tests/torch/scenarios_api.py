@@ -4,6 +4,7 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import os
+import time
 
 import numpy as np
 import torch
@@ -60,6 +61,40 @@ def _check_functions(rank, world_size, kind):
         assert sorted(dblp.recv(full(4, 0)) for _ in ranks[1:]) == ranks[1:]
     else:
         dblp.send(full(4, rank), 0)
+
+
+def leaving(rank, world_size, folder, port):
+    """Each leaves when its sends have returned: more than rank 0 holds early, and long before it receives the last of them."""
+    _init(rank, world_size, port)
+    sends, large = 6, 50_000
+    if rank:
+        time.sleep(0.3 * rank)
+        for number in range(sends):
+            dblp.send(np.full(large, 10 * rank + number, np.float32), 0)
+        dblp.destroy_process_group()
+        return
+    for source in range(
+        world_size - 1, 0, -1
+    ):  # those that sent last first: the others have left long ago, or linger
+        for number in range(sends):
+            target = np.zeros(large, np.float32)
+            if (source, number) == (1, sends - 1):
+                time.sleep(2.5)  # longer than a silent peer would be waited for
+            assert dblp.recv(target, source) == source
+            assert (target == 10 * source + number).all()
+    dblp.destroy_process_group()
+
+
+def leaving_any(rank, world_size, folder, port):
+    """The last rank sends first and leaves while rank 0 still waits for the others."""
+    _init(rank, world_size, port)
+    if rank:
+        time.sleep(0.5 * (world_size - rank))
+        dblp.send(np.full(4, rank, np.float32), 0)
+    else:
+        sources = [dblp.recv(np.zeros(4, np.float32)) for _ in range(1, world_size)]
+        assert sources == list(range(world_size - 1, 0, -1)), sources
+    dblp.destroy_process_group()
 
 
 def tensors(rank, world_size, folder, port):

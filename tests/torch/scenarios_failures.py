@@ -3,11 +3,13 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import json
 import os
 import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -116,6 +118,58 @@ def again(rank, world_size, folder):
         assert tensor[0].item() == sum(peer + round_ for peer in range(world_size))
         dist.destroy_process_group()
     assert not [thread for thread in threading.enumerate() if thread.name == "dblp-engine"]
+
+
+def _dumps(folder, count=2):
+    """The JSON dumps below a folder, once there are so many files."""
+    deadline = time.monotonic() + 20
+    while len(found := sorted(Path(folder, "flights").glob("*.*"))) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)  # a file that is there may still be written
+    assert [path.suffix for path in found] == [".json", ".txt"] * (len(found) // 2), found
+    return [(json.loads(path.read_text()), path.with_suffix(".txt").read_text()) for path in found[::2]]
+
+
+def dumped(rank, world_size, folder):
+    """A round that passes its deadline leaves text and JSON that say what was missing."""
+    os.environ["DBLP_FLIGHT_DIR"] = f"{folder}/flights"
+    _init(rank, world_size, folder, timeout_s=20)
+    dist.all_reduce(torch.ones(10))
+    if rank == 0:
+        dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+        _failure(lambda: dist.all_reduce(torch.ones(1000)))
+        ((told, text),) = _dumps(folder)
+        assert [round_["state"] for round_ in told["rounds"]][-1] == "failed"
+        assert told["rounds"][-1]["lacks_ranks"] == [1] and told["rounds"][0]["state"] == "done"
+        assert "DeadlineError" in told["reason"] and "from rank 1, step 0: 0 of" in text, text
+        assert dist.group.WORLD.flight_recorder.report()["rounds"][-1]["error"] in text
+    else:
+        time.sleep(2)
+    dist.destroy_process_group()
+
+
+def signalled(rank, world_size, folder):
+    """A rank that waits in the backward pass, in C++, is asked by a signal what for; it goes on as if nothing had been."""
+    os.environ |= {"DBLP_FLIGHT_DIR": f"{folder}/flights", "DBLP_FLIGHT_SIGNAL": "SIGUSR1"}
+    before = signal.getsignal(signal.SIGUSR1)
+    _init(rank, world_size, folder, timeout_s=40)
+    model = DistributedDataParallel(torch.nn.Linear(50, 50))
+    pids = [None] * world_size
+    dist.all_gather_object(pids, os.getpid())
+    output = model(torch.ones(2, 50)).sum()
+    if rank == 1:
+        time.sleep(0.5)
+        os.kill(pids[0], signal.SIGUSR1)
+        ((told, text),) = _dumps(folder)
+        assert told["reason"] == "asked for by SIGUSR1" and told["rank"] == 0
+        (running,) = [round_ for round_ in told["rounds"] if round_["state"] == "running"]
+        assert running["call"] == "all_reduce" and running["lacks_ranks"] == [1]
+        assert "running after" in text
+    output.backward()
+    dist.all_reduce(tensor := torch.ones(3))
+    assert tensor.tolist() == [world_size] * 3
+    dist.destroy_process_group()
+    assert signal.getsignal(signal.SIGUSR1) == before and signal.set_wakeup_fd(-1) == -1
 
 
 def exit_without_destroy(rank, world_size, folder):

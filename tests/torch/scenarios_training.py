@@ -3,13 +3,16 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import itertools
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from dblp import Bounded, Exact, Stop, TransportConfig, attach
+from dblp import Bounded, BudgetController, Budgets, Exact, Policy, Stop, TransportConfig, attach
+from dblp.collectives.phases import Manual
 from dblp.errors import ConfigError, UnsupportedError
 
 
@@ -141,18 +144,50 @@ def _refusals():
     plain = torch.nn.Linear(2, 2)
     other = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
     lossy = dist.group.WORLD.allreduce_lossy
-    for error, words, call in [
+    refused = [
         (UnsupportedError, "DistributedDataParallel", lambda: attach(plain)),
         (UnsupportedError, "'gloo'", lambda: attach(other)),
         (ConfigError, "dblp.Bounded", lambda: attach(_model(), 0.1)),
         (UnsupportedError, "int64", lambda: lossy(torch.ones(4, dtype=torch.int64), Bounded(0.1))),
-    ]:
+    ]
+    for error, words, call in itertools.chain(refused, _refused_arguments()):
         try:
             call()
         except error as caught:
             assert words in str(caught), caught
         else:
             raise AssertionError(f"{error.__name__} was expected")
+
+
+def _refused_arguments():
+    """What is no use is refused in attach, before anything is registered: the same model is then attached after all."""
+    model = _model()
+    hooked = _model()
+    hooked.register_comm_hook(None, default_hooks.allreduce_hook)
+    controller = BudgetController(Manual(), Budgets(low=0.0, high=0.2))
+    calls = [
+        (ConfigError, "history=-1", lambda: attach(model, history=-1)),
+        (ConfigError, "history=2.5", lambda: attach(model, history=2.5)),
+        (ConfigError, "history=True", lambda: attach(model, history=True)),
+        (ConfigError, "optimizer=0.1", lambda: attach(model, optimizer=0.1)),
+        (ConfigError, "algorithm='rign'", lambda: attach(model, Policy(algorithm="rign"))),
+        (ConfigError, "no option", lambda: attach(model, Policy(algorithm="ring(columns=2)"))),
+        (ConfigError, "servers", lambda: attach(model, Policy(algorithm="ps(servers=99)"))),
+        (UnsupportedError, "exact only", lambda: attach(model, Policy(budget=0.1, algorithm="flat"))),
+        (UnsupportedError, "exact only", lambda: attach(model, Policy(algorithm="flat"), budget=controller)),
+        (ConfigError, "allreduce_hook", lambda: attach(hooked)),
+    ]
+    yield from calls
+    attachment = attach(model, Policy(algorithm="flat"), history=0)
+    yield ConfigError, "has an attachment already", lambda: attach(model)
+    yield (
+        UnsupportedError,
+        "exact only",
+        lambda: setattr(attachment, "policy", Policy(budget=0.1, algorithm="flat")),
+    )
+    yield ConfigError, "algorithm='rign'", lambda: setattr(attachment, "policy", Policy(algorithm="rign"))
+    assert attachment.policy == Policy(algorithm="flat")
+    attach(_model(), budget=controller)  # the refusal did not take it
 
 
 def lossy_network(rank, world_size, folder):

@@ -17,7 +17,7 @@ def port():
 
 @pytest.mark.processes
 @pytest.mark.sockets
-@pytest.mark.parametrize("scenario", ["functions", "tensors", "disagreement"])
+@pytest.mark.parametrize("scenario", ["functions", "tensors", "disagreement", "leaving", "leaving_any"])
 def test_functions(ranks, scenario, port):
     ranks(scenario, 3, port=port)
 

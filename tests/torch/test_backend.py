@@ -42,6 +42,11 @@ def test_leaving_without_a_word_is_clean(ranks, scenario):
     assert outputs == ["", ""]
 
 
+@pytest.mark.parametrize("scenario", ["dumped", "signalled"])
+def test_the_flight_recorder_is_dumped(ranks, scenario):
+    ranks(scenario, 2)
+
+
 @pytest.mark.parametrize("scenario", ["killed_before", "killed_during", "hook_error"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_survivor_names_the_killed_rank_in_time(ranks, scenario, world_size):

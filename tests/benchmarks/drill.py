@@ -1,0 +1,180 @@
+"""``python -m tests.benchmarks.drill``: every collective, every way of waiting, every failure; the table of docs/reliability.md.
+
+A cell is a group of three ranks in real processes, whose last rank fails before a call. It is good if each rank that lives has an
+error within the timeout and two seconds that names the failed rank, is alive, and goes on in a new group of the survivors; and if
+no rank notices that the store is gone. It is no command of ``dblp``: it tests the package, not a host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from tests.torch.conftest import Ranks
+from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, RESULT, STORE_GONE, TIMEOUT_S
+
+WORLD_SIZE = 3
+VICTIM = WORLD_SIZE - 1
+LIMIT_S = TIMEOUT_S + 2.0
+"""Within which every rank that lives has its error."""
+DIES = ("killed", "stopped")
+"""Faults that the victim itself does not live to tell."""
+INDEPENDENT = {
+    *itertools.product(("reduce", "gather"), ("killed", "stopped", "cut off", "unheard", "deaf"), (1,)),
+    ("barrier", "deaf", 0),
+    ("barrier", "deaf", 1),
+    ("barrier", "unheard", 2),
+}
+"""(call, fault, rank) that may end well: what is reduced or gathered at rank 0 needs nothing of another at rank 1, and who has
+heard from all that they are at the barrier may pass it."""
+CELL_TIMEOUT_S = 180.0
+"""After which the processes of a cell are aborted: it fails."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One call under one fault."""
+
+    call: str
+    fault: str
+    wait: bool
+    """Asynchronously: the call returns a work, on which the rank waits."""
+
+    @property
+    def row(self) -> str:
+        """What is called and how it waits."""
+        return self.call if self.call in DDP_CALLS else f"{self.call}, {'async' if self.wait else 'blocking'}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a cell."""
+
+    cell: Cell
+    good: bool
+    seconds: float
+    """Of the rank that waited longest."""
+    why: str
+    """What is wrong; empty if it is good."""
+
+
+def cells() -> list[Cell]:
+    """All of them."""
+    calls = [(call, False) for call in (*CALLS, *DDP_CALLS)] + [(call, True) for call in CALLS]
+    return [
+        Cell(call, fault, wait) for (call, wait), fault in itertools.product(calls, [*FAULTS, STORE_GONE])
+    ]
+
+
+def run_cell(cell: Cell, ranks: Ranks) -> Verdict:
+    """Run one cell."""
+    killed = [VICTIM] if cell.fault in DIES else []
+    try:
+        outputs = ranks(
+            "drill", WORLD_SIZE, timeout_s=CELL_TIMEOUT_S, killed=killed, call=cell.call, fault=cell.fault, wait=cell.wait
+        )  # fmt: skip
+    except AssertionError as error:  # an exit code: the rank died, hung, or its next group did not work
+        return Verdict(cell, False, 0.0, str(error))
+    return judge(cell, outputs)
+
+
+def judge(cell: Cell, outputs: Sequence[str]) -> Verdict:
+    """Compare the ranks' outputs with what the cell should have."""
+    wrong, longest = [], 0.0
+    for rank, output in enumerate(outputs):
+        if rank == VICTIM and cell.fault in DIES:
+            continue
+        lines = [line for line in output.splitlines() if line.startswith(RESULT)]
+        if len(lines) != 1:
+            wrong.append(f"rank {rank} has no result: {output[-500:]}")
+            continue
+        result = json.loads(lines[0].removeprefix(RESULT))
+        longest = max(longest, result["seconds"])
+        wrong += [
+            f"rank {rank} {what}" for what in _complaints(cell, rank, result["error"], result["seconds"])
+        ]
+    return Verdict(cell, not wrong, longest, "; ".join(wrong))
+
+
+def _complaints(cell: Cell, rank: int, error: str, seconds: float) -> Iterable[str]:
+    if seconds > LIMIT_S:
+        yield f"took {seconds:.2f} s"
+    if cell.fault == STORE_GONE:
+        if error:
+            yield f"failed though the store is not needed: {error}"
+    elif not error:
+        if (cell.call, cell.fault, rank) not in INDEPENDENT:
+            yield "has no error"
+    elif rank != VICTIM and f"rank {VICTIM}" not in error:
+        yield f"does not name rank {VICTIM}: {error}"
+
+
+def run_all(wanted: Sequence[Cell], jobs: int) -> list[Verdict]:
+    """Run cells, ``jobs`` at a time; in the order of ``wanted``."""
+    queue: SimpleQueue[Cell] = SimpleQueue()
+    for cell in wanted:
+        queue.put(cell)
+    found: dict[Cell, Verdict] = {}
+
+    def work() -> None:
+        ranks = Ranks()
+        while True:
+            try:
+                cell = queue.get_nowait()
+            except Empty:
+                ranks.close()
+                return
+            verdict = found[cell] = run_cell(cell, ranks)
+            mark = "good" if verdict.good else f"WRONG: {verdict.why}"
+            sys.stderr.write(f"{cell.row} | {cell.fault}: {verdict.seconds:.2f} s, {mark}\n")
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[cell] for cell in wanted]
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Markdown: a row a call, a column a fault, the seconds of the rank that waited longest."""
+    faults = list(dict.fromkeys(verdict.cell.fault for verdict in verdicts))
+    rows: dict[str, dict[str, str]] = {}
+    for verdict in verdicts:
+        mark = f"{verdict.seconds:.1f} s" if verdict.good else "**wrong**"
+        rows.setdefault(verdict.cell.row, {})[verdict.cell.fault] = mark
+    lines = [f"| Call | {' | '.join(faults)} |", "|---|" + "---|" * len(faults)]
+    lines += [
+        f"| {row} | {' | '.join(marks.get(fault, '') for fault in faults)} |" for row, marks in rows.items()
+    ]
+    good = sum(verdict.good for verdict in verdicts)
+    return "\n".join([*lines, "", f"{good} of {len(verdicts)} cells are as they should be."])
+
+
+def main() -> None:
+    """Run the cells whose row and fault contain the given words, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--call", default="", help="only rows that contain this")
+    parser.add_argument("--fault", default="", help="only faults that contain this")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
+    parser.add_argument("--json", type=Path, help="also write a record a cell here")
+    options = parser.parse_args()
+    wanted = [cell for cell in cells() if options.call in cell.row and options.fault in cell.fault]
+    verdicts = run_all(wanted, options.jobs)
+    sys.stdout.write(table(verdicts) + "\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+    sys.exit(not all(verdict.good for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    main()

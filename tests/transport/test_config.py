@@ -1,0 +1,71 @@
+"""``DBLP_*`` variables: those that nothing reads are named once, with what was probably meant."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from dblp.transport import config
+from dblp.transport.config import OTHER_VARIABLES, TransportConfig
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(config, "_warned", set())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("DBLP_TIMEOUT", "DBLP_TIMEOUT_S"),
+        ("DBLP_TIMOUT_S", "DBLP_TIMEOUT_S"),
+        ("DBLP_IMPAIRMENT", "DBLP_IMPAIR"),
+        ("DBLP_IFACE", "DBLP_IFNAME"),
+        ("DBLP_JOBNAME", "DBLP_JOB"),
+        ("DBLP_timeout_s", "DBLP_"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_named_with_the_nearest_one(caplog, wrong, meant):
+    with caplog.at_level(logging.WARNING, "dblp"):
+        made = TransportConfig.from_env({wrong: "30", "DBLP_SEED": "5"})
+    assert made == TransportConfig(seed=5)
+    (record,) = caplog.records
+    assert f"{wrong}=30 is set, but nothing reads it" in record.getMessage()
+    assert f"did you mean {meant}" in record.getMessage()
+
+
+def test_it_is_named_once_a_process(caplog):
+    for _ in range(3):
+        TransportConfig.from_env({"DBLP_TIMEOUT": "30"})
+    TransportConfig.from_env({"DBLP_TIMEOUT": "30", "DBLP_PATH": "2"})
+    assert ["DBLP_TIMEOUT=" in caplog.messages[0], "DBLP_PATH=" in caplog.messages[1]] == [True, True]
+    assert len(caplog.messages) == 2
+
+
+def test_known_variables_and_those_of_others_are_no_reason_to_speak(caplog):
+    known = {
+        "DBLP_JOB": "a",
+        "DBLP_IFNAME": "lo",
+        "DBLP_IMPAIR": "",
+        "DBLP_PATHS": "1",
+        "DBLPX": "",
+        "RANK": "0",
+    }
+    TransportConfig.from_env(known)
+    assert caplog.messages == []
+
+
+def test_every_variable_that_some_part_reads_is_known():
+    """Sources name no ``DBLP_`` variable that is neither a field nor listed (constants of papers' names aside)."""
+    names = set()
+    for folder in ("transport", "collectives", "sim", "dblp/cli"):
+        for file in (ROOT / folder).rglob("*.py"):
+            names |= set(re.findall(r"""["'](DBLP_[A-Z_]+)["'\]]""", file.read_text()))
+    fields = {f"DBLP_{name.upper()}" for name in TransportConfig.__dataclass_fields__}
+    assert names <= fields | OTHER_VARIABLES
+    assert names >= OTHER_VARIABLES and len(names) > 2
