@@ -51,7 +51,7 @@ def timeouts(rank, world_size, folder):
     if rank == 0:
         tensor = torch.ones(5)
         text, seconds = _failure(lambda: dist.all_reduce(tensor, async_op=True).wait(timedelta(seconds=0.2)))
-        assert "timeout" in text and seconds < 2, (text, seconds)
+        assert "Timed out" in text and seconds < 2, (text, seconds)
         dist.group.WORLD.set_timeout(timedelta(seconds=1))
         text, seconds = _failure(dist.barrier)
         assert "rank 1" in text and 0.8 < seconds < 3, (text, seconds)
