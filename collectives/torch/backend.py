@@ -33,7 +33,7 @@ from dblp.collectives.priority import Priority
 from dblp.collectives.session import Session
 from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
 from dblp.collectives.torch.monitor import monitored_barrier
-from dblp.collectives.torch.operations import op_name, premultiply
+from dblp.collectives.torch.operations import op_name, premultiply, stage_operand
 from dblp.collectives.torch.sparse import SparseReduction
 from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
 from dblp.collectives.torch.tracing import traced
@@ -214,7 +214,7 @@ class DblpProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: Tensors, opts: Any) -> DblpWork:
         """Reduce to the root; the other ranks' tensors are left in an undefined state."""
         (tensor,) = tensors
-        item = _stage_operand(tensor, opts.reduceOp)
+        item = stage_operand(tensor, opts.reduceOp)
         op = op_name(opts.reduceOp)
 
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
@@ -437,7 +437,7 @@ class DblpProcessGroup(dist.ProcessGroup):
             if tensor.layout != torch.strided:
                 works.append(self._allreduce_sparse(tensor, name, opts))
                 continue
-            item = _stage_operand(tensor, op)
+            item = stage_operand(tensor, op)
             works.append(self._start(what, _all_reduce_call(item, name), [item], opts))
         return self._one(what, works)
 
@@ -500,13 +500,3 @@ def _all_reduce_call(item: Staged, op: str) -> Call:
         return group.all_reduce(item.array, op, timeout_s=timeout_s, dtype=item.dtype)
 
     return call
-
-
-def _stage_operand(tensor: torch.Tensor, op: Any) -> Staged:
-    """A tensor that is reduced in place; for PREMUL_SUM the multiplied copy, whose result goes back into
-    it."""
-    operand = premultiply(tensor, op)
-    item = stage(operand, arithmetic=True)
-    if operand is not tensor:
-        item.tensor, item.copied = tensor, True
-    return item

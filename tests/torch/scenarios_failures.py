@@ -4,6 +4,7 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import os
+import re
 import signal
 import threading
 import time
@@ -55,6 +56,7 @@ def timeouts(rank, world_size, folder):
         dist.group.WORLD.set_timeout(timedelta(seconds=1))
         text, seconds = _failure(dist.barrier)
         assert "rank 1" in text and 0.8 < seconds < 3, (text, seconds)
+        assert re.search(" (Timed out|closed|timeout) ", text), text  # as scripts tell timeouts of gloo
     else:
         time.sleep(3)
     dist.destroy_process_group()
@@ -70,10 +72,16 @@ def monitored(rank, world_size, folder):
     elif rank != late:
         text, _ = _failure(lambda: group.monitored_barrier(timedelta(seconds=5)))
         assert f"Rank {late} failed to pass" in text, text
+        assert f"Rank {rank} successfully reached monitoredBarrier, but received errors" in text, text
     else:
         time.sleep(1.0)
         group._barriers += 1
     group.monitored_barrier(timedelta(seconds=10), wait_all_ranks=True)
+    if rank == 0:
+        text, _ = _failure(lambda: group.monitored_barrier(timedelta(0)))
+        assert "Rank 0 timed out in monitoredBarrier" in text, text
+        text, _ = _failure(lambda: group.monitored_barrier(timedelta(milliseconds=1), wait_all_ranks=True))
+        assert f"Ranks {', '.join(map(str, range(1, world_size)))} failed to pass" in text, text
     dist.all_reduce(tensor := torch.ones(2))  # the group is as good as before
     assert tensor.tolist() == [world_size] * 2
     dist.destroy_process_group()

@@ -43,7 +43,8 @@ class Recorder(unittest.TestResult):
     def addError(self, test: unittest.TestCase, error: Any) -> None:
         self._outcome = (FAILED, self._exc_info_to_string(error, test))  # type: ignore[attr-defined]
 
-    addFailure = addError
+    def addFailure(self, test: unittest.TestCase, error: Any) -> None:
+        self.addError(test, error)
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, error: Any) -> None:
         if error is not None:

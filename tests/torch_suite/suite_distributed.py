@@ -1,6 +1,6 @@
 """torch's ``DistributedTest``: collectives, point to point, groups, DDP."""
 
-# mypy: disable-error-code="attr-defined, misc, name-defined"
+# mypy: disable-error-code="attr-defined, misc, name-defined, override"
 
 import os
 from typing import Any
@@ -29,12 +29,12 @@ class TestDistributed(
     """The suite, one process a rank."""
 
     @classmethod
-    def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
+    def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
         backend = os.environ["DBLP_SUITE_BACKEND"]
         swap(backend)
         if test_name in ASK_FOR_THE_NAME:
             distributed_test.BACKEND = backend
-        super()._run(rank, test_name, file_name, pipe, **kwargs)
+        super()._run(rank, test_name, file_name, parent_pipe, **kwargs)
 
     def setUp(self) -> None:
         super().setUp()
