@@ -2,7 +2,8 @@
 
 Theory of operation. Each ordered pair of ranks has its own sequence of transfers, counted by both. A transfer is two
 messages, sent at once: an envelope (tag, dtype, element count) and the data. The receiver posts the next envelope of
-each source that a waiting recv may match, and the data when the envelope has met its recv: so a recv from any source needs no
+each source that a waiting recv may match (such an envelope may also never come: its source may leave, which fails only the recvs
+that nobody else can meet), and the data when the envelope has met its recv: so a recv from any source needs no
 further words on the wire, tags may be met in any order, and ranks that disagree about size or type are named. Data that
 comes before its recv is held by the transport up to ``TransportConfig.early_bytes``; more waits at the sender.
 
@@ -117,6 +118,7 @@ class Mailbox:
         self._sent = [0] * len(ranks)  # next sequence number towards each rank
         self._armed: dict[int, int] = {}  # source -> round key of the envelope that is posted
         self._next = [0] * len(ranks)  # next envelope's sequence number from each rank
+        self._left: dict[int, BaseException] = {}  # sources that have left, and their error
         self._unexpected: list[_Envelope] = []  # in order of arrival
         self._waiting: list[_Transfer] = []  # recvs without a match, in order of their calls
 
@@ -163,6 +165,7 @@ class Mailbox:
         else:
             self._waiting.append(transfer)
             self._arm()
+            self._fail_orphans()
         return self._start(transfer, timeout_s, None)
 
     def close(self) -> None:
@@ -177,7 +180,7 @@ class Mailbox:
     def _arm(self) -> None:
         """Post the next envelope of every source that a waiting recv may match."""
         for source in sorted({peer for transfer in self._waiting for peer in transfer.peers}):
-            if source not in self._armed:
+            if source not in self._armed and source not in self._left:
                 self._post_envelope(source)
 
     def _post_envelope(self, source: int) -> None:
@@ -189,13 +192,17 @@ class Mailbox:
         memory = np.zeros(_ENVELOPE.size, np.uint8)
         self._endpoint.begin_round(key, _SIGNATURE, describe)
         receiving = self._endpoint.receive(
-            peer, envelope_id, spec(memory.nbytes, self._chunk()), CopySink(memory, self._chunk())
+            peer,
+            envelope_id,
+            spec(memory.nbytes, self._chunk()),
+            CopySink(memory, self._chunk()),
+            optional=True,
         )
 
         def arrived(done: asyncio.Future[Any]) -> None:
             error = _error(done)
             if error is not None:
-                self._fail_all(error)
+                self._source_left(source, error)
             elif self._armed.pop(source, None) is not None:  # None: closed in the meantime
                 self._arrived(_Envelope(source, key, data_id, *_ENVELOPE.unpack(memory.tobytes())))
 
@@ -236,6 +243,19 @@ class Mailbox:
             peer, envelope.data, message, CopySink(target, self._chunk()), on_chunks=placed
         )
         receiving.done.add_done_callback(lambda done: _settle(transfer, done, envelope.source))
+
+    def _source_left(self, source: int, error: BaseException) -> None:
+        key = self._armed.pop(source, None)
+        if key is not None:
+            self._endpoint.end_round(key)
+        self._left[source] = error
+        self._fail_orphans()
+
+    def _fail_orphans(self) -> None:
+        """Fail the recvs that only ranks could meet that have left."""
+        for transfer in [t for t in self._waiting if self._left.keys() >= set(t.peers)]:
+            self._waiting.remove(transfer)
+            transfer.fail(self._left[transfer.peers[-1]])
 
     def _fail_all(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, []

@@ -186,6 +186,7 @@ class Core:
         now: float,
         on_done: Callable[[Any], None],
         on_scattered: OnScattered | None = None,
+        optional: bool = False,
     ) -> Incoming:
         """See ``interface.EndpointLike.receive``; the outcome comes through ``Incoming.on_done``, as an event."""
         self._check_alive()
@@ -194,6 +195,7 @@ class Core:
         if message is None:
             message = receiver.messages[message_id] = Incoming(message_id, now)
         message.on_done = on_done
+        message.optional = optional
         limit = min(window, spec.chunks) if window else spec.chunks
         message.post(spec, sink, on_chunks, limit, on_scattered)
         message.last_useful = now
@@ -495,8 +497,12 @@ class Core:
             f"rank {peer} closed its group while rank {self.rank} was still in a round with it", [peer]
         )
         waiting = [m for m in receiver.messages.values() if m.posted]
-        if waiting or sender.messages:
+        if sender.messages or not all(m.optional for m in waiting):
             self.fail(error, tell=True)
+            return
+        for message in waiting:
+            receiver.forget(message)
+            self._finish(message, error)
 
     def _on_duplicates(self, message_id: int, chunks: int) -> None:
         round_ = self.rounds.active.get(round_of(message_id))

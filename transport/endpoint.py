@@ -247,6 +247,7 @@ class Endpoint:
         on_chunks: OnChunks | None = None,
         on_scattered: OnScattered | None = None,
         window: int = 0,
+        optional: bool = False,
     ) -> ReceiveHandle:
         """See ``interface.EndpointLike.receive``."""
         done: asyncio.Future[Received] = self._loop.create_future()
@@ -258,6 +259,7 @@ class Endpoint:
             on_chunks=on_chunks,
             on_scattered=on_scattered,
             window=window,
+            optional=optional,
             now=self._now(),
             on_done=_resolver(done),
         )

@@ -22,8 +22,8 @@ class Incoming:
 
     __slots__ = (
         "asked", "bound_at", "closed", "critical", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id",
-        "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink", "spec",
-        "width",
+        "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "optional", "per_chunk", "sink",
+        "spec", "width",
     )  # fmt: skip
 
     def __init__(self, message: int, now: float) -> None:
@@ -49,6 +49,7 @@ class Incoming:
         self.last_useful = now
         self.bound_at = float("inf")
         self.asked = False  # the sender waits for a grant
+        self.optional = False  # the peer may leave without having sent it
         self.on_chunks: OnChunks | None = None
         self.on_scattered: OnScattered | None = None
         self.on_done: Callable[[Received | Exception], None] | None = None

@@ -109,8 +109,10 @@ class EndpointLike(Protocol):
         on_chunks: OnChunks | None = None,
         on_scattered: OnScattered | None = None,
         window: int = 0,
+        optional: bool = False,
     ) -> Receiving:
         """Post a receive. ``window``: chunks that the peer may send before ``release`` raises the limit; 0: all.
+        ``optional``: the peer may leave without sending this; then only this receive fails, not the endpoint.
         ``on_scattered``: told of chunks that come with gaps, as those of tagged messages do."""
 
     def silence(self, peer: int) -> float:

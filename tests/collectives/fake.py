@@ -239,6 +239,7 @@ class FakeEndpoint:
         on_chunks: OnChunks | None = None,
         on_scattered: OnScattered | None = None,
         window: int = 0,
+        optional: bool = False,
     ) -> Incoming:
         self._check()
         assert round_of(message) in self.rounds and peer != self.rank

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dblp.collectives.p2p import transfer_id
 from dblp.errors import ClosedError, DeadlineError, MismatchError, PeerError
 from dblp.transport.message import round_of
-from tests.collectives.worlds import run_memory, values
+from tests.collectives.worlds import run_memory, run_network, values
 
 
 @pytest.mark.parametrize("count", [0, 1, 500, 200_000])
@@ -153,6 +153,48 @@ def test_a_recv_without_a_match_can_be_withdrawn(run):
         assert (target == 1).all()
 
     run(member, 2)
+
+
+def test_a_rank_that_leaves_harms_nobody_who_expects_nothing_of_it():
+    """A recv from any source looks out for all ranks; one of them leaves, after it or during it."""
+
+    async def member(group):
+        if group.rank == 2:
+            await group._endpoint.close(linger_s=1.0)
+        elif group.rank == 1:
+            await group.send(np.ones(3), 0)
+            await asyncio.sleep(0.5)
+            await asyncio.gather(group.send(np.ones(5), 0), group.recv(np.zeros(7), 0))
+        else:
+            assert await group.recv(np.zeros(3), None) == 1
+            assert (
+                await group.recv(target := np.zeros(5), None) == 1
+            )  # posted before rank 2 leaves, met after
+            await group.send(np.ones(7), 1)
+            assert (target == 1).all()
+
+    run_network(member, 3)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("source", [1, None])
+def test_a_recv_that_only_ranks_could_meet_that_have_left_fails_at_once(source, early):
+    async def member(group):
+        if group.rank:
+            await asyncio.sleep(0.2)
+            await group._endpoint.close(linger_s=1.0)
+            return
+        begin = asyncio.get_running_loop().time()
+        first = group.recv(np.zeros(3), source)
+        if not early:
+            with pytest.raises(PeerError):
+                await first
+        error = PeerError if early else ClosedError  # the group has failed by then
+        with pytest.raises(error, match=r"rank \d closed its group"):
+            await (first if early else group.recv(np.zeros(3), source))
+        assert asyncio.get_running_loop().time() - begin < 2.0
+
+    run_network(member, 3)
 
 
 def test_a_cancelled_send_in_progress_fails_both():
