@@ -37,7 +37,7 @@ from dblp.collectives.torch.operations import op_name, premultiply, stage_operan
 from dblp.collectives.torch.sparse import SparseReduction
 from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
 from dblp.collectives.torch.tracing import traced
-from dblp.collectives.torch.work import DblpWork, JoinedWork
+from dblp.collectives.torch.work import DblpWork, JoinedWork, keep_if_small
 from dblp.errors import UnsupportedError
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Policy
@@ -439,6 +439,7 @@ class DblpProcessGroup(dist.ProcessGroup):
                 continue
             item = stage_operand(tensor, op)
             works.append(self._start(what, _all_reduce_call(item, name), [item], opts))
+            keep_if_small(works[-1], tensor)
         return self._one(what, works)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> DblpWork:

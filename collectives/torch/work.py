@@ -13,6 +13,7 @@ import contextlib
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,8 @@ from dblp.errors import DeadlineError
 
 GRACE_SECONDS = 5.0
 """A waiter trusts the engine's own deadline this much longer before it gives up by itself."""
+_KEPT_WORKS = 256
+_KEPT_BYTES = 64
 _IDLE_THREADS = 4
 """Completion threads that are kept when idle; more are started while callbacks block, and end after use."""
 
@@ -197,6 +200,16 @@ class JoinedWork(DblpWork):
                 return
         failed = [work.exception() for work in self._works if not work.is_success()]
         self.finish(None, failed[0] if failed else None)
+
+
+_kept: deque[DblpWork] = deque(maxlen=_KEPT_WORKS)
+
+
+def keep_if_small(work: DblpWork, tensor: torch.Tensor) -> None:
+    """Keep the last works on single numbers alive. DDP hands such a work, of ``model.join()``, to its reducer in C++, which
+    keeps only the C++ half of it; without the Python half the reducer's wait fails. Others stay with their callers."""
+    if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() <= _KEPT_BYTES:
+        _kept.append(work)
 
 
 def _timed_out(seconds: float) -> str:

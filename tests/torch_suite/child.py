@@ -85,10 +85,10 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield test
 
 
-def chosen(module: str, only: list[str]) -> list[unittest.TestCase]:
-    """The tests of a module; with ``only``, those that have one of its strings in their names."""
+def chosen(module: str, only: list[str], without: set[str]) -> list[unittest.TestCase]:
+    """The tests of a module but those of ``without``; with ``only``, those that have one of its strings in their names."""
     loaded = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
-    tests = list(tests_of(loaded))
+    tests = [test for test in tests_of(loaded) if test_name(test) not in without]
     return [test for test in tests if not only or any(part in test_name(test) for part in only)]
 
 
@@ -108,13 +108,15 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--share", default="0/1", help="i/n: each n-th test from the i-th on")
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--without", type=Path, help="a file with names of tests, one a line")
     options = parser.parse_args()
     first, step = map(int, options.share.split("/"))
     terminal = redirect(options.log)
     preload(os.environ["DBLP_SUITE_BACKEND"])
     with options.records.open("a") as records:
         recorder = Recorder(records, terminal)
-        for test in chosen(options.module, options.only)[first::step]:
+        without = set(options.without.read_text().split()) if options.without else set()
+        for test in chosen(options.module, options.only, without)[first::step]:
             os.write(1, f"=== {test_name(test)}\n".encode())
             unittest.TestSuite([test]).run(recorder)
 

@@ -38,10 +38,12 @@ class Entry:
     """Why not."""
     below: int | None = None
     """It is so with fewer ranks than this only; None: always."""
+    above: int | None = None
+    """It is so with more ranks than this only."""
 
     def holds(self, ranks: int) -> bool:
         """True if the test is not expected to run at this number of ranks."""
-        return self.below is None or ranks < self.below
+        return (self.below is None or ranks < self.below) and (self.above is None or ranks > self.above)
 
 
 Listed = Mapping[tuple[str, str], Entry]
@@ -49,7 +51,7 @@ Listed = Mapping[tuple[str, str], Entry]
 
 
 def read_list(path: Path = LIST) -> dict[tuple[str, str], Entry]:
-    """The committed list: tables ``[suite.Class]`` of ``test = "reason"`` or ``{reason, below}``."""
+    """The committed list: tables ``[suite.Class]`` of ``test = "reason"`` or ``{reason, below, above}``."""
     tables = tomllib.loads(path.read_text())
     return {
         (suite, f"{name}.{test}"): _entry(value)
@@ -61,6 +63,11 @@ def read_list(path: Path = LIST) -> dict[tuple[str, str], Entry]:
 
 def _entry(value: Any) -> Entry:
     return Entry(reason=value) if isinstance(value, str) else Entry(**value)
+
+
+def not_run(listed: Listed, suite: str, ranks: int) -> list[str]:
+    """The tests of a suite that are not expected to run at this number of ranks."""
+    return [test for (name, test), entry in listed.items() if name == suite and entry.holds(ranks)]
 
 
 def judge(record: Record, listed: Listed) -> Record:

@@ -16,30 +16,56 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tests.torch_suite.records import FAILED, PASSED, SKIPPED, Record, judge, read_list, stale
 
-SUITES = {"distributed": "tests.torch_suite.suite_distributed"}
-"""Modules with torch's test classes, by name."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A module with torch's test classes."""
+
+    module: str
+    """Its import name."""
+    ranks: tuple[int, ...]
+    """Numbers of ranks that it is run at; one that has its own ignores them."""
+
+
+SUITES = {
+    "distributed": Suite(module="tests.torch_suite.suite_distributed", ranks=(4, 8)),
+    "rpc": Suite(module="tests.torch_suite.suite_rpc", ranks=(6,)),
+}
 ROOT = Path(__file__).parents[2]
 TEST_TIMEOUT_S = 120
 """torch's harness ends the ranks of a test after this time."""
 
 
 def run_suite(
-    suite: str, ranks: int, *, backend: str = "dblp", only: Sequence[str] = (), jobs: int = 1
+    suite: str,
+    ranks: int,
+    *,
+    backend: str = "dblp",
+    only: Sequence[str] = (),
+    without: Iterable[str] = (),
+    jobs: int = 1,
 ) -> list[Record]:
     """Run one suite in processes of its own, ``jobs`` tests at a time; what became of each test.
 
-    Raises RuntimeError if a process that runs the tests dies.
+    ``only``: parts of tests' names; ``without``: names. Raises RuntimeError if a process that runs the tests dies.
     """
+    arguments = [word for name in only for word in ("--only", name)]
     with tempfile.TemporaryDirectory() as folder:
+        if names := list(without):
+            excluded = Path(folder, "without")
+            excluded.write_text("\n".join(names))
+            arguments += ["--without", str(excluded)]
         parts = [
-            Part(Path(folder, str(job)), suite, ranks, backend, only, f"{job}/{jobs}") for job in range(jobs)
+            Part(Path(folder, str(job)), suite, ranks, backend, [*arguments, "--share", f"{job}/{jobs}"])
+            for job in range(jobs)
         ]
         return [record for part in parts for record in part.finish()]
 
@@ -47,17 +73,14 @@ def run_suite(
 class Part:
     """One process that runs a part of a suite's tests, one after the other."""
 
-    def __init__(
-        self, folder: Path, suite: str, ranks: int, backend: str, only: Sequence[str], share: str
-    ) -> None:
+    def __init__(self, folder: Path, suite: str, ranks: int, backend: str, arguments: Sequence[str]) -> None:
         folder.mkdir()
         self._suite = suite
         self._ranks = ranks
         self._records = folder / "records"
         self._log = folder / "log"
-        command = [sys.executable, "-m", "tests.torch_suite.child", SUITES[suite], "--share", share]
+        command = [sys.executable, "-m", "tests.torch_suite.child", SUITES[suite].module, *arguments]
         command += ["--records", str(self._records), "--log", str(self._log)]
-        command += [word for name in only for word in ("--only", name)]
         self._process = subprocess.Popen(command, cwd=ROOT, env=_environment(ranks, backend, folder))
 
     def finish(self) -> list[Record]:
@@ -108,7 +131,7 @@ def main() -> int:
     options = _options()
     judged: list[Record] = []
     for suite in options.suite or SUITES:
-        for ranks in options.ranks or [4, 8]:
+        for ranks in options.ranks or SUITES[suite].ranks:
             begin = time.monotonic()
             records = run_suite(suite, ranks, backend=options.backend, only=options.only, jobs=options.jobs)
             if options.backend == "dblp":
@@ -146,7 +169,7 @@ def _write(path: Path, backend: str, records: Sequence[Record]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="torch's own test suites on this backend")
     parser.add_argument("--suite", action="append", choices=SUITES, help="default: all")
-    parser.add_argument("--ranks", action="append", type=int, help="default: 4 and 8")
+    parser.add_argument("--ranks", action="append", type=int, help="default: those of the suite")
     parser.add_argument("--backend", default="dblp", choices=["dblp", "gloo"])
     parser.add_argument("--only", action="append", default=[], help="tests with this in their names")
     parser.add_argument("--jobs", type=int, default=1, help="tests at a time")

@@ -12,6 +12,8 @@ from tests.torch_suite.swap import swap
 
 SKIPPED_BY_NAME = ("Only MPI supports",)
 """Beginnings of torch's reasons to skip that tell of a backend's name, not of what it lacks."""
+SKIPPED_ELSEWHERE = frozenset({"test_barrier_timeout_arg", "test_broadcast_object_list"})
+"""Skipped for what went wrong in torch's own test runs."""
 
 ASK_FOR_THE_NAME = frozenset({"test_get_backend", "test_Backend_enum_class"})
 """These compare the group's name with BACKEND: they are told the right one."""
@@ -48,7 +50,8 @@ def unskip() -> None:
         names.append(os.environ["DBLP_SUITE_BACKEND"])
     for name in dir(TestDistributed):
         test = getattr(TestDistributed, name)
-        if getattr(test, "__unittest_skip_why__", "").startswith(SKIPPED_BY_NAME):
+        reason = getattr(test, "__unittest_skip_why__", "")
+        if reason.startswith(SKIPPED_BY_NAME) or name in SKIPPED_ELSEWHERE:
             test.__unittest_skip__ = False
 
 

@@ -1,9 +1,10 @@
-"""Scenarios: sparse tensors, coalesced gathers and events in the profiler."""
+"""Scenarios: faults that torch's own suites found. Sparse tensors, coalesced gathers, events in the profiler, Join."""
 
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, call-arg, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import contextlib
+import gc
 from datetime import timedelta
 
 import torch
@@ -127,4 +128,20 @@ def profiled(rank, world_size, folder):
     events = [event for event in profile.function_events if event.name == "dblp:all_reduce"]
     assert [event.input_shapes for event in events] == [[[4, 2]], [[3]]]
     assert [event.is_async for event in events] == [True, False]
+    dist.destroy_process_group()
+
+
+def join_by_active_ranks(rank, world_size, folder):
+    """The reducer asks the work that Join made, in C++, for the number of ranks that still train."""
+    _init(rank, world_size, folder)
+    layer = torch.nn.Linear(3, 1, bias=False)
+    model = DistributedDataParallel(layer)
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(rank + 1):  # rank r trains r + 1 steps: in step s the ranks from s on
+            layer.weight.grad = None
+            model(torch.full((1, 3), rank + 1.0)).sum().backward()
+            gc.collect()
+            active = range(step, world_size)
+            expected = sum(peer + 1.0 for peer in active) / len(active)
+            torch.testing.assert_close(layer.weight.grad, torch.full((1, 3), expected))
     dist.destroy_process_group()
