@@ -239,6 +239,7 @@ def test_any_pattern_of_transfers_arrives(plan, seed):
     run_memory(member, 4, seed=seed)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_ids_of_transfers_do_not_meet(data):
     """At one endpoint: no round key is shared between peers, directions and sequence numbers, no id with a collective's."""
