@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 
-.PHONY: install train test lint bench slow clean
+.PHONY: install train test test-torch lint bench slow clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +26,9 @@ lint: install
 
 test: lint
 	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-torch: install
+	$(PY) -m tests.torch_suite.run --json torch-suite.json $(ARGS)
 
 slow: install
 	$(PY) -m pytest -m slow $(ARGS)

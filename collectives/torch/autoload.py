@@ -18,6 +18,6 @@ def autoload() -> None:
 def _create(options: object, pg_options: object = None) -> object:
     # The backend itself (numpy, asyncio, sockets) loads with the first group: ``import torch`` stays as quick
     # as it was.
-    from dblp.collectives.torch.backend import create
+    from dblp.collectives.torch.creation import create
 
     return create(options, pg_options)

@@ -17,7 +17,6 @@ torch renamed methods after 2.12; both names are kept. Gradients may lose someth
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -35,10 +34,12 @@ from dblp.collectives.recorder import FlightRecorder
 from dblp.collectives.session import Session
 from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
 from dblp.collectives.torch.monitor import monitored_barrier
-from dblp.collectives.torch.operations import op_name, premultiply
+from dblp.collectives.torch.operations import op_name, premultiply, stage_operand
+from dblp.collectives.torch.sparse import SparseReduction
 from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
-from dblp.collectives.torch.work import DblpWork, JoinedWork
-from dblp.errors import ConfigError, UnsupportedError
+from dblp.collectives.torch.tracing import traced
+from dblp.collectives.torch.work import DblpWork, JoinedWork, keep_if_small
+from dblp.errors import UnsupportedError
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Policy
 
@@ -153,14 +154,17 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # Collectives on one tensor.
 
+    @traced("all_reduce", inputs=0)
     def allreduce(self, tensors: Tensors, opts: Any = None) -> DblpWork:
         """Reduce each tensor over all ranks, in place; exact."""
         return self._allreduce("all_reduce", tensors, opts)
 
+    @traced("all_reduce_coalesced", inputs=0)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> DblpWork:
         """Reduce each tensor over all ranks by itself, in place; exact."""
         return self._allreduce("all_reduce_coalesced", tensors, opts)
 
+    @traced("all_reduce_lossy", inputs=0)
     def allreduce_lossy(
         self,
         tensor: torch.Tensor,
@@ -204,6 +208,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         self._start("agreement of the ranks", call, [], None).wait()
 
+    @traced("broadcast", inputs=0)
     def broadcast(self, tensors: Tensors, opts: Any) -> DblpWork:
         """Copy the root's tensors to all ranks."""
         works = []
@@ -211,10 +216,11 @@ class DblpProcessGroup(dist.ProcessGroup):
             works.append(self._broadcast(item, opts))
         return self._one("broadcast", works)
 
+    @traced("reduce", inputs=0)
     def reduce(self, tensors: Tensors, opts: Any) -> DblpWork:
         """Reduce to the root; the other ranks' tensors are left in an undefined state."""
         (tensor,) = tensors
-        item = _stage_operand(tensor, opts.reduceOp)
+        item = stage_operand(tensor, opts.reduceOp)
         op = op_name(opts.reduceOp)
 
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
@@ -222,6 +228,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start("reduce", call, [item], opts)
 
+    @traced("barrier")
     def barrier(self, opts: Any = None) -> DblpWork:
         """Ends when every rank has called it."""
 
@@ -233,13 +240,14 @@ class DblpProcessGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier through the store that names the ranks that have not come; the group stays usable."""
         self._barriers += 1
-        limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
+        limit = timeout if timeout is not None and timeout >= timedelta(0) else self._timeout
         monitored_barrier(
             self._store, self._barriers, self._rank_here, self._world_size_here, limit, wait_all_ranks
         )
 
     # Gathering.
 
+    @traced("all_gather", inputs=1)
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DblpWork:
         """Every rank gets the tensors of all, which may differ in size."""
         works = [
@@ -248,12 +256,18 @@ class DblpProcessGroup(dist.ProcessGroup):
         ]
         return self._one("all_gather", works)
 
+    @traced("all_gather_coalesced", inputs=1)
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> DblpWork:
-        """``output_lists[i][rank]`` is the ``rank``'s i-th input."""
-        return self.allgather(output_lists, inputs, opts)
+        """Several tensors at once: ``output_lists[rank][i]`` is the rank's i-th input."""
+        works = [
+            self._all_gather("all_gather_coalesced", stage_all(outputs), stage(tensor), opts)
+            for *outputs, tensor in zip(*output_lists, inputs, strict=True)
+        ]
+        return self._one("all_gather_coalesced", works)
 
+    @traced("all_gather_into_tensor", inputs=1)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> DblpWork:
         """Every rank gets all tensors, one behind the other."""
         return self._all_gather("all_gather_single", stage(output), stage(input), opts)
@@ -267,6 +281,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
+    @traced("gather", inputs=1)
     def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> DblpWork:
         """The root gets the tensors of all."""
         (tensor,) = inputs
@@ -281,6 +296,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # Scattering.
 
+    @traced("scatter", inputs=1)
     def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> DblpWork:
         """Each rank gets its tensor from the root."""
         (tensor,) = outputs
@@ -293,6 +309,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start("scatter", call, [target], opts)
 
+    @traced("reduce_scatter", inputs=1)
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> DblpWork:
         """Rank r gets the reduced r-th inputs."""
         works = [
@@ -301,6 +318,7 @@ class DblpProcessGroup(dist.ProcessGroup):
         ]
         return self._one("reduce_scatter", works)
 
+    @traced("reduce_scatter_tensor", inputs=1)
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> DblpWork:
         """Rank r gets the r-th part of the reduced input."""
         return self._reduce_scatter("reduce_scatter_single", output, input, opts)
@@ -318,12 +336,14 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # All to all.
 
+    @traced("all_to_all", inputs=1)
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DblpWork:
         """Rank r's i-th output is rank i's r-th input."""
         targets, sources = stage_all(outputs), stage_all(inputs)
         parts = [item.array for item in targets], [item.array for item in sources]
         return self._all_to_all("all_to_all", parts, targets, opts)
 
+    @traced("all_to_all_single", inputs=1)
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -344,6 +364,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # Point to point: posted when called, matched by source and tag, never queued behind a collective.
 
+    @traced("send", inputs=0)
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> DblpWork:
         """Send one tensor."""
         (tensor,) = tensors
@@ -354,10 +375,12 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start(f"send to rank {dst}", call, [], None, outputs=[tensor])
 
+    @traced("recv", inputs=0)
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> DblpWork:
         """Receive one tensor from ``src``."""
         return self._recv(tensors, src, tag)
 
+    @traced("recvAnySource", inputs=0)
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DblpWork:
         """Receive one tensor from whoever sends one; the work's ``source_rank()`` tells who did."""
         return self._recv(tensors, None, tag)
@@ -417,9 +440,22 @@ class DblpProcessGroup(dist.ProcessGroup):
         name = op_name(op)
         works = []
         for tensor in tensors:
-            item = _stage_operand(tensor, op)
+            if tensor.layout != torch.strided:
+                works.append(self._allreduce_sparse(tensor, name, opts))
+                continue
+            item = stage_operand(tensor, op)
             works.append(self._start(what, _all_reduce_call(item, name), [item], opts))
+            keep_if_small(works[-1], tensor)
         return self._one(what, works)
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> DblpWork:
+        reduction = SparseReduction(tensor, op, self._world_size_here)
+        what = "all_reduce of a sparse tensor"
+        self._start(what, reduction.gather_facts, [], opts).wait()
+        reduction.make_room()
+        rounds = [reduction.gather_indices, reduction.gather_values]
+        works = [self._start(what, call, [], opts) for call in rounds]
+        return JoinedWork(what, self._seconds(opts), works, [tensor], reduction.add)
 
     def _broadcast(self, item: Staged, opts: Any) -> DblpWork:
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
@@ -471,47 +507,3 @@ def _all_reduce_call(item: Staged, op: str) -> Call:
         return group.all_reduce(item.array, op, timeout_s=timeout_s, dtype=item.dtype)
 
     return call
-
-
-def _stage_operand(tensor: torch.Tensor, op: Any) -> Staged:
-    """A tensor that is reduced in place; for PREMUL_SUM the multiplied copy, whose result goes back into
-    it."""
-    operand = premultiply(tensor, op)
-    item = stage(operand, arithmetic=True)
-    if operand is not tensor:
-        item.tensor, item.copied = tensor, True
-    return item
-
-
-def create(options: Any, pg_options: Any = None) -> DblpProcessGroup:
-    """What torch calls to make a group (``extended_api``). ``pg_options`` may be a TransportConfig.
-
-    Raises ConfigError for a backend string that mixes dblp with another backend.
-    """
-    _refuse_mixed()
-    if pg_options is not None and not isinstance(pg_options, TransportConfig):
-        raise ConfigError(
-            f"pg_options={pg_options!r}: the dblp backend takes a dblp.TransportConfig, or None"
-        )
-    config = pg_options if pg_options is not None else TransportConfig.from_env()
-    return DblpProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, options.group_id, config
-    )
-
-
-def _refuse_mixed() -> None:
-    # torch would take this group for every device, whatever the string says of the others, and tells the
-    # creator nothing of it: only the caller's own variable does.
-    frame = sys._getframe(1)
-    for _ in range(4):
-        if frame is None or frame.f_code.co_name == "_new_process_group_helper":
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    backends = str(frame.f_locals.get("backend_config", "")) if frame is not None else ""
-    names = {part.rpartition(":")[2] for part in backends.split(",") if part}
-    if names - {NAME}:
-        raise ConfigError(
-            f"backend {backends!r} mixes dblp with another backend, which torch cannot do for a group in "
-            "Python; "
-            "use backend='dblp' for this group and make another group for the other devices"
-        )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dblp.collectives.torch.tensors import Staged, stage
 from dblp.errors import UnsupportedError
 
 _NAMES = {
@@ -37,3 +38,13 @@ def premultiply(tensor: torch.Tensor, op: Any) -> torch.Tensor:
     if not str(getattr(op, "op", op)).endswith("PREMUL_SUM"):
         return tensor
     return tensor.detach().mul(op.factor)
+
+
+def stage_operand(tensor: torch.Tensor, op: Any) -> Staged:
+    """A tensor that is reduced in place; for PREMUL_SUM the multiplied copy, whose result goes back into
+    it."""
+    operand = premultiply(tensor, op)
+    item = stage(operand, arithmetic=True)
+    if operand is not tensor:
+        item.tensor, item.copied = tensor, True
+    return item

@@ -13,6 +13,7 @@ import contextlib
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,9 +25,12 @@ from torch.futures import Future
 
 from dblp.collectives.engine import at_exit
 from dblp.collectives.report import Report
+from dblp.errors import DeadlineError
 
 GRACE_SECONDS = 5.0
 """A waiter trusts the engine's own deadline this much longer before it gives up by itself."""
+_KEPT_WORKS = 256
+_KEPT_BYTES = 64
 _IDLE_THREADS = 4
 """Completion threads that are kept when idle; more are started while callbacks block, and end after use."""
 
@@ -52,6 +56,7 @@ class DblpWork(c10d.Work):
         self._ended = False
         self._gate = _thread.allocate_lock()  # held until the end; cheaper than an Event, one a collective
         self._gate.acquire()
+        self._before_end: Callable[[], object] | None = None
         self._future_lock = _thread.allocate_lock()
         self._base: Future[None] | None = None
         self._future: Future[list[torch.Tensor]] | None = None
@@ -71,12 +76,19 @@ class DblpWork(c10d.Work):
         else:
             self._end()
 
+    def before_end(self, call: Callable[[], object]) -> bool:
+        """Have ``call()`` called, on whatever thread, before a wait returns; False if it is too late for that."""
+        with self._future_lock:
+            if not self._ended:
+                self._before_end = call
+            return not self._ended
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; ``timedelta(0)`` means the collective's own timeout. Raises DistBackendError."""
         seconds = timeout.total_seconds()
         if not self._gate.acquire(timeout=seconds if seconds > 0 else self._timeout_s + GRACE_SECONDS):
             limit = seconds if seconds > 0 else self._timeout_s
-            raise dist.DistBackendError(f"dblp: {self._what}: timeout: not done within {limit:g} s of wait()")
+            raise dist.DistBackendError(f"dblp: {self._what}: {_timed_out(limit)} in wait(): it goes on")
         self._gate.release()
         self._raise_error()
         return True
@@ -128,7 +140,9 @@ class DblpWork(c10d.Work):
         self._restore = None
         with self._future_lock:
             self._ended = True
-            base = self._base
+            base, before_end = self._base, self._before_end
+        if before_end is not None:
+            before_end()
         self._gate.release()
         if base is not None:
             completer.submit(lambda: base.set_result(None))
@@ -150,15 +164,27 @@ class DblpWork(c10d.Work):
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            raise dist.DistBackendError(f"dblp: {self._what}: {self._error}") from self._error
+            text = str(self._error)
+            if isinstance(self._error, DeadlineError):
+                text = f"{_timed_out(self._timeout_s)}: {text}"
+            raise dist.DistBackendError(f"dblp: {self._what}: {text}") from self._error
 
 
 class JoinedWork(DblpWork):
     """Several works as one: what ``_end_coalescing`` and the coalesced collectives hand back."""
 
-    def __init__(self, what: str, timeout_s: float, works: Sequence[c10d.Work]) -> None:
-        outputs = [tensor for work in works for tensor in work.result()]
-        super().__init__(what, timeout_s, outputs)
+    def __init__(
+        self,
+        what: str,
+        timeout_s: float,
+        works: Sequence[c10d.Work],
+        outputs: Sequence[torch.Tensor] | None = None,
+        restore: Callable[[], None] | None = None,
+    ) -> None:
+        """``outputs``: if not those of the works; ``restore()`` is called when all works have ended well."""
+        if outputs is None:
+            outputs = [tensor for work in works for tensor in work.result()]
+        super().__init__(what, timeout_s, outputs, restore)
         self._works = list(works)
         self._left = len(self._works)
         self._count_lock = _thread.allocate_lock()
@@ -174,6 +200,21 @@ class JoinedWork(DblpWork):
                 return
         failed = [work.exception() for work in self._works if not work.is_success()]
         self.finish(None, failed[0] if failed else None)
+
+
+_kept: deque[DblpWork] = deque(maxlen=_KEPT_WORKS)
+
+
+def keep_if_small(work: DblpWork, tensor: torch.Tensor) -> None:
+    """Keep the last works on single numbers alive. DDP hands such a work, of ``model.join()``, to its reducer in C++, which
+    keeps only the C++ half of it; without the Python half the reducer's wait fails. Others stay with their callers."""
+    if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() <= _KEPT_BYTES:
+        _kept.append(work)
+
+
+def _timed_out(seconds: float) -> str:
+    # gloo's words: scripts that tell timeouts from other errors look for them.
+    return f"Timed out waiting {seconds * 1e3:.0f}ms"
 
 
 class _Completer:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dblp.collectives.p2p import transfer_id
 from dblp.errors import ClosedError, DeadlineError, MismatchError, PeerError
 from dblp.transport.message import round_of
-from tests.collectives.worlds import run_memory, values
+from tests.collectives.worlds import run_memory, run_network, values
 
 
 @pytest.mark.parametrize("count", [0, 1, 500, 200_000])
@@ -155,6 +155,27 @@ def test_a_recv_without_a_match_can_be_withdrawn(run):
     run(member, 2)
 
 
+def test_a_rank_that_leaves_harms_nobody_who_expects_nothing_of_it():
+    """A recv from any source looks out for all ranks; one of them leaves, after it or during it."""
+
+    async def member(group):
+        if group.rank == 2:
+            await group._endpoint.close(linger_s=1.0)
+        elif group.rank == 1:
+            await group.send(np.ones(3), 0)
+            await asyncio.sleep(0.5)
+            await asyncio.gather(group.send(np.ones(5), 0), group.recv(np.zeros(7), 0))
+        else:
+            assert await group.recv(np.zeros(3), None) == 1
+            assert (
+                await group.recv(target := np.zeros(5), None) == 1
+            )  # posted before rank 2 leaves, met after
+            await group.send(np.ones(7), 1)
+            assert (target == 1).all()
+
+    run_network(member, 3)
+
+
 def test_a_cancelled_send_in_progress_fails_both():
     async def member(group):
         if group.rank == 0:
@@ -197,6 +218,7 @@ def test_any_pattern_of_transfers_arrives(plan, seed):
     run_memory(member, 4, seed=seed)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_ids_of_transfers_do_not_meet(data):
     """At one endpoint: no round key is shared between peers, directions and sequence numbers, no id with a collective's."""

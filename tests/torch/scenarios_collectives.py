@@ -323,7 +323,8 @@ def _refused(world_size):
     for error, call in [
         (ConfigError, lambda: dist.new_group(backend="cpu:dblp,cuda:gloo")),
         (ConfigError, lambda: dist.new_group(pg_options={"paths": 2})),
-        (UnsupportedError, lambda: dist.all_reduce(torch.eye(2).to_sparse())),
+        (UnsupportedError, lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
+        (UnsupportedError, lambda: dist.broadcast(torch.eye(2).to_sparse(), 0)),
         (UnsupportedError, lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))),
     ]:
         try:

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -53,10 +54,11 @@ def timeouts(rank, world_size, folder):
     if rank == 0:
         tensor = torch.ones(5)
         text, seconds = _failure(lambda: dist.all_reduce(tensor, async_op=True).wait(timedelta(seconds=0.2)))
-        assert "timeout" in text and seconds < 2, (text, seconds)
+        assert "Timed out" in text and seconds < 2, (text, seconds)
         dist.group.WORLD.set_timeout(timedelta(seconds=1))
         text, seconds = _failure(dist.barrier)
         assert "rank 1" in text and 0.8 < seconds < 3, (text, seconds)
+        assert re.search(" (Timed out|closed|timeout) ", text), text  # as scripts tell timeouts of gloo
     else:
         time.sleep(3)
     dist.destroy_process_group()
@@ -72,10 +74,16 @@ def monitored(rank, world_size, folder):
     elif rank != late:
         text, _ = _failure(lambda: group.monitored_barrier(timedelta(seconds=5)))
         assert f"Rank {late} failed to pass" in text, text
+        assert f"Rank {rank} successfully reached monitoredBarrier, but received errors" in text, text
     else:
         time.sleep(1.0)
         group._barriers += 1
     group.monitored_barrier(timedelta(seconds=10), wait_all_ranks=True)
+    if rank == 0:
+        text, _ = _failure(lambda: group.monitored_barrier(timedelta(0)))
+        assert "Rank 0 timed out in monitoredBarrier" in text, text
+        text, _ = _failure(lambda: group.monitored_barrier(timedelta(milliseconds=1), wait_all_ranks=True))
+        assert f"Ranks {', '.join(map(str, range(1, world_size)))} failed to pass" in text, text
     dist.all_reduce(tensor := torch.ones(2))  # the group is as good as before
     assert tensor.tolist() == [world_size] * 2
     dist.destroy_process_group()

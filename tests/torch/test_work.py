@@ -29,7 +29,7 @@ def test_errors_reach_every_way_of_waiting():
     future = item.get_future()
     error = DeadlineError("rank 3 is missing", [3])
     item.finish(None, error)
-    with pytest.raises(dist.DistBackendError, match="all_reduce: rank 3 is missing") as caught:
+    with pytest.raises(dist.DistBackendError, match="all_reduce: Timed out waiting 5000ms: rank 3 is missing") as caught:
         item.wait()
     assert caught.value.__cause__ is error
     with pytest.raises(RuntimeError, match="rank 3 is missing"):
@@ -41,10 +41,27 @@ def test_errors_reach_every_way_of_waiting():
 
 def test_a_short_wait_times_out_and_the_work_goes_on():
     item = work()
-    with pytest.raises(dist.DistBackendError, match="timeout"):
+    with pytest.raises(dist.DistBackendError, match="Timed out waiting 5ms in wait"):
         item.wait(timedelta(milliseconds=5))
     item.finish(None, None)
     assert item.wait()
+
+
+def test_a_deadline_is_told_in_the_words_that_scripts_look_for():
+    item = work(timeout_s=2.0)
+    item.finish(None, DeadlineError("rank 3 is missing", [3]))
+    with pytest.raises(dist.DistBackendError, match=r" Timed out waiting 2000ms: rank 3 is missing"):
+        item.wait()
+
+
+def test_what_comes_before_the_end_has_run_when_wait_returns():
+    calls = []
+    item = work()
+    assert item.before_end(lambda: calls.append(item.is_success()))
+    item.finish(None, None)
+    assert item.wait() and calls == [True]
+    assert not item.before_end(lambda: calls.append(None)), "too late"
+    assert calls == [True]
 
 
 @pytest.mark.parametrize("asked_first", [True, False])
@@ -103,6 +120,14 @@ def test_joined_works_end_with_the_last():
     parts[0].finish(None, None)
     assert joined.wait()
     assert JoinedWork("nothing", 5.0, []).wait()
+
+
+def test_joined_works_may_have_outputs_of_their_own():
+    tensor, calls = torch.zeros(1), []
+    part = work([torch.ones(1)])
+    joined = JoinedWork("folded", 5.0, [part], [tensor], lambda: calls.append(tensor.add_(5)))
+    part.finish(None, None)
+    assert joined.get_future().wait() == [tensor] and tensor.item() == 5 and len(calls) == 1
 
 
 def test_joined_works_fail_with_any():

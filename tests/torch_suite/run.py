@@ -1,0 +1,181 @@
+"""torch's own test suites on this backend: ``python -m tests.torch_suite.run --ranks 4 --ranks 8 --json FILE``.
+
+Prints what failed and, last, ``N passed, N failed``. A test counts as failed too if it is skipped and not in
+``not_passing.toml``, or is there and passes. ``--backend gloo`` runs the same tests on gloo, without the list.
+"""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.torch_suite.records import FAILED, PASSED, SKIPPED, Record, judge, read_list, stale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A module with torch's test classes."""
+
+    module: str
+    """Its import name."""
+    ranks: tuple[int, ...]
+    """Numbers of ranks that it is run at; one that has its own ignores them."""
+
+
+SUITES = {
+    "distributed": Suite(module="tests.torch_suite.suite_distributed", ranks=(4, 8)),
+    "rpc": Suite(module="tests.torch_suite.suite_rpc", ranks=(6,)),
+}
+ROOT = Path(__file__).parents[2]
+TEST_TIMEOUT_S = 120
+"""torch's harness ends the ranks of a test after this time."""
+
+
+def run_suite(
+    suite: str,
+    ranks: int,
+    *,
+    backend: str = "dblp",
+    only: Sequence[str] = (),
+    without: Iterable[str] = (),
+    jobs: int = 1,
+) -> list[Record]:
+    """Run one suite in processes of its own, ``jobs`` tests at a time; what became of each test.
+
+    ``only``: parts of tests' names; ``without``: names. Raises RuntimeError if a process that runs the tests dies.
+    """
+    arguments = [word for name in only for word in ("--only", name)]
+    with tempfile.TemporaryDirectory() as folder:
+        if names := list(without):
+            excluded = Path(folder, "without")
+            excluded.write_text("\n".join(names))
+            arguments += ["--without", str(excluded)]
+        parts = [
+            Part(Path(folder, str(job)), suite, ranks, backend, [*arguments, "--share", f"{job}/{jobs}"])
+            for job in range(jobs)
+        ]
+        return [record for part in parts for record in part.finish()]
+
+
+class Part:
+    """One process that runs a part of a suite's tests, one after the other."""
+
+    def __init__(self, folder: Path, suite: str, ranks: int, backend: str, arguments: Sequence[str]) -> None:
+        folder.mkdir()
+        self._suite = suite
+        self._ranks = ranks
+        self._records = folder / "records"
+        self._log = folder / "log"
+        command = [sys.executable, "-m", "tests.torch_suite.child", SUITES[suite].module, *arguments]
+        command += ["--records", str(self._records), "--log", str(self._log)]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=_environment(ranks, backend, folder))
+
+    def finish(self) -> list[Record]:
+        """Wait for the end and read the records."""
+        code = self._process.wait()
+        if code:
+            raise RuntimeError(f"the process that runs {self._suite} ended with {code}:\n{_tail(self._log)}")
+        lines = self._records.read_text().splitlines()
+        return [Record(suite=self._suite, ranks=self._ranks, **json.loads(line)) for line in lines]
+
+
+def _environment(ranks: int, backend: str, folder: Path) -> dict[str, str]:
+    """What torch's suites read when they are imported; they are told gloo (see ``swap.py``)."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "BACKEND": "gloo",
+        "WORLD_SIZE": str(ranks),
+        "INIT_METHOD": "file://",
+        "DBLP_SUITE_BACKEND": backend,
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_TIMEOUT_S),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder),  # torch's harness leaves files behind
+    }
+
+
+def _tail(log: Path, characters: int = 3000) -> str:
+    return log.read_text(errors="replace")[-characters:] if log.exists() else ""
+
+
+def verdicts(records: Sequence[Record], *, whole: bool) -> list[Record]:
+    """The records as they count; after a ``whole`` run with those of the list that name no test."""
+    listed = read_list()
+    judged = [judge(record, listed) for record in records]
+    return judged + (stale(records, listed) if whole else [])
+
+
+def describe(records: Sequence[Record]) -> str:
+    """The failures, each with its reason."""
+    return "\n".join(
+        f"--- {record.suite}, {record.ranks} ranks: {record.test}\n{record.reason.strip()}"
+        for record in records
+        if record.outcome == FAILED
+    )
+
+
+def main() -> int:
+    options = _options()
+    judged: list[Record] = []
+    for suite in options.suite or SUITES:
+        for ranks in options.ranks or SUITES[suite].ranks:
+            begin = time.monotonic()
+            records = run_suite(suite, ranks, backend=options.backend, only=options.only, jobs=options.jobs)
+            if options.backend == "dblp":
+                records = verdicts(records, whole=not options.only)
+            judged += records
+            print(
+                f"\n{suite}, {ranks} ranks, {time.monotonic() - begin:.0f} s: {_counts(records)}", flush=True
+            )
+    if options.json is not None:
+        _write(options.json, options.backend, judged)
+    if text := describe(judged):
+        print(text)
+    counts = Counter(record.outcome for record in judged)
+    print(f"{counts[PASSED]} passed, {counts[FAILED]} failed")
+    return 1 if counts[FAILED] else 0
+
+
+def _counts(records: Sequence[Record]) -> str:
+    counts = Counter(record.outcome for record in records)
+    return (
+        f"{counts[PASSED]} passed, {counts[SKIPPED]} listed as not for this backend, {counts[FAILED]} failed"
+    )
+
+
+def _write(path: Path, backend: str, records: Sequence[Record]) -> None:
+    fields = ("suite", "test", "ranks", "outcome", "reason", "seconds")
+    content = {
+        "torch": torch.__version__,
+        "backend": backend,
+        "records": [{name: getattr(record, name) for name in fields} for record in records],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="torch's own test suites on this backend")
+    parser.add_argument("--suite", action="append", choices=SUITES, help="default: all")
+    parser.add_argument("--ranks", action="append", type=int, help="default: those of the suite")
+    parser.add_argument("--backend", default="dblp", choices=["dblp", "gloo"])
+    parser.add_argument("--only", action="append", default=[], help="tests with this in their names")
+    parser.add_argument("--jobs", type=int, default=1, help="tests at a time")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
