@@ -58,6 +58,7 @@ class Session:
         self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
         self._cleanup = cleanup or _nothing
         self._closed = False
+        self._groups: list[Group] = []
         self._token = 0
         try:
             port = self.engine.run(lambda: _open(config, master, rank))
@@ -79,6 +80,15 @@ class Session:
     def run(self, what: str, timeout_s: float, call: Callable[[Group], Awaitable[T]]) -> T:
         """The same, waiting for the result."""
         return self.engine.run(lambda: self._begin(what, timeout_s, call))
+
+    def new_group(self) -> Group:
+        """Another group of the same ranks, whose rounds are numbered by themselves; all ranks make theirs in the same order."""
+
+        async def make() -> Group:
+            self._groups.append(Group(self.endpoint, group_id=1 + len(self._groups)))
+            return self._groups[-1]
+
+        return self.engine.run(make)
 
     def close(self, linger_s: float = LINGER_SECONDS) -> None:
         """Leave the group: linger for what is not acknowledged, then free everything; idempotent."""
@@ -127,7 +137,8 @@ class Session:
         self.engine.loop.call_later(0.1, future.cancel)
 
     async def _leave(self, linger_s: float) -> None:
-        self.group.close()
+        for group in (self.group, *self._groups):
+            group.close()
         await self.endpoint.close(linger_s=linger_s)
         self._cleanup()
 
