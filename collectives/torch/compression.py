@@ -59,8 +59,8 @@ class ModelCompression:
     """The compression of one model's gradients."""
 
     def __init__(self, group: DblpProcessGroup, method: Method, module: torch.nn.Module) -> None:
-        """All ranks make theirs in the same order; blocks until all have. Raises UnsupportedError if a gradient will not be real and
-        floating-point, MismatchError if another rank has another method."""
+        """All ranks make theirs in the same order; blocks until all have. Raises UnsupportedError if a gradient will not be real
+        and floating-point, MismatchError if another rank has another method."""
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and not parameter.is_floating_point():
                 raise UnsupportedError(

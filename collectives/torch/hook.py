@@ -195,7 +195,7 @@ class Attachment:
             raise ConfigError(f"{has} has a compression, {lacks} none: resume with what was saved")
         carries = self._carries.loaded(carry)
         if self.compression is not None:
-            self.compression.load_state_dict(compression)
+            self.compression.load_state_dict(compression or {})
         if self._budget is not None:
             self._budget.load_state_dict(budget)
         self._policy, self._carries = policy, carries

@@ -1,0 +1,10 @@
+"""``attach`` with a compression, in real processes."""
+
+import pytest
+
+
+@pytest.mark.processes
+@pytest.mark.sockets
+@pytest.mark.parametrize("scenario", ["compressed"])
+def test_compression(ranks, scenario):
+    ranks(scenario, 2)
