@@ -3,13 +3,12 @@
 A body is a header (``HEADER``), the indices, and the values. Indices are ascending. Plain, they take four bytes each (eight where
 the gradient has 2^31 elements or more). ``delta`` codes the gaps between them after Rice (R. F. Rice, 1979; a Golomb code whose
 parameter is a power of two): of each gap less one the low b bits as they are, the rest in unary. Elements that are picked
-evenly with a chance p make geometric gaps, for which this is within about 0.03 bits of the entropy, log2(1/p) + 1.44 bits: at
-0.1 % that is 11.4 bits instead of 32.
+evenly with a chance p make geometric gaps, for which this is within 0.1 bits of the entropy, about log2(1/p) + 1.44 bits: at 0.1 %
+11.5 bits instead of 32.
 """
 
 from __future__ import annotations
 
-from math import log
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def encode_gaps(indices: Indices, size: int) -> tuple[int, Bytes]:
     if not indices.size:
         return 0, np.empty(0, np.uint8)
     gaps = np.diff(indices, prepend=-1) - 1
-    low_bits = _best_low_bits(size / indices.size)
+    low_bits = _best_low_bits(indices.size / size)
     low = (gaps & ((1 << low_bits) - 1)).astype("<u4")
     lows = np.unpackbits(low.view(np.uint8).reshape(-1, 4), axis=1, count=low_bits, bitorder="little")
     ends = np.cumsum((gaps >> low_bits) + 1)
@@ -135,9 +134,12 @@ def decode_gaps(coded: Bytes, count: int, low_bits: int) -> tuple[Indices, int]:
     return np.cumsum((quotients << low_bits) + low + 1) - 1, low_bytes + -(-(int(ends[-1]) + 1) // 8)
 
 
-def _best_low_bits(mean_gap: float) -> int:
-    """Of geometric gaps (Golomb 1966): the power of two next to ln 2 times their mean."""
-    return min(max(int(mean_gap * log(2)).bit_length() - 1, 0), _MOST_LOW_BITS)
+def _best_low_bits(share: float) -> int:
+    """Of gaps between elements that are picked with chance ``share``: a gap takes b + 1 / (1 - (1 - share)^(2^b)) bits."""
+    low_bits = np.arange(_MOST_LOW_BITS + 1)
+    with np.errstate(divide="ignore"):
+        unary = -1 / np.expm1(np.exp2(low_bits) * np.log1p(-share))
+    return int(np.argmin(low_bits + unary))
 
 
 def _index_bytes(size: int) -> int:
