@@ -3,8 +3,8 @@
 A body is a header (``HEADER``), the indices, and the values. Indices are ascending. Plain, they take four bytes each (eight where
 the gradient has 2^31 elements or more). ``delta`` codes the gaps between them after Rice (R. F. Rice, 1979; a Golomb code whose
 parameter is a power of two): of each gap less one the low b bits as they are, the rest in unary. Elements that are picked
-evenly with a chance p make geometric gaps, for which this is within 0.1 bits of the entropy, about log2(1/p) + 1.44 bits: at 0.1 %
-11.5 bits instead of 32.
+evenly with a chance p make geometric gaps, for which this is within 0.1 bits of the entropy, about log2(1/p) + 1.44 bits: 11.5
+bits instead of 32 at 0.1 %.
 """
 
 from __future__ import annotations

@@ -89,7 +89,10 @@ class Link:
             self.reports.append(await task)
             return result()
 
-        return asyncio.get_running_loop().create_task(ended())
+        # Where an earlier round of the bucket fails, nobody waits for this one: its error is no news then.
+        result_task = asyncio.get_running_loop().create_task(ended())
+        result_task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return result_task
 
     def _left(self) -> float:
         return max(self._deadline - self._clock(), _LEAST_SECONDS)

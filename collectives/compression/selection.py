@@ -16,6 +16,8 @@ Indices = npt.NDArray[np.int64]
 
 SAMPLE_SHARE = 0.01
 """Of the elements that a threshold is estimated from (DGC's released code)."""
+LEAST_SAMPLE = 4096
+"""Elements that a threshold is estimated from at least, if there are as many: it costs nothing and spares refinements."""
 LOWEST, HIGHEST = 0.8, 1.3
 """A threshold will do if it selects between these times the target (DGC's released code)."""
 REFINEMENTS = 10
@@ -61,16 +63,16 @@ def largest(values: Array, count: int) -> Indices:
 
 
 def sampled(values: Array, count: int, rng: np.random.Generator, *, share: float = SAMPLE_SHARE) -> Indices:
-    """Indices, ascending, of about ``count`` elements with large magnitudes, never more (Lin et al., arXiv 1712.01887, section
-    5, and the released code).
+    """Indices, ascending, of about ``count`` elements with large magnitudes, never more (Lin et al., arXiv 1712.01887, and the
+    released code).
 
-    The threshold is what selects as large a share of a strided sample of ``share`` of the elements, of at least two of them
-    expected to be selected, from a random start. While it selects fewer than ``LOWEST`` times ``count``, it is lowered by that
-    factor, up to ``REFINEMENTS`` times; where it selects too many, the largest of them are taken.
+    The threshold is what selects as large a share of a strided sample from a random start: ``share`` of the elements, so many
+    that two of them are expected to be selected, or ``LEAST_SAMPLE``. While it selects fewer than ``LOWEST`` times ``count``, it
+    is lowered by that factor, up to ``REFINEMENTS`` times; where it selects too many, the largest of them are taken.
     """
-    if count <= 0:
-        return np.empty(0, np.int64)
-    wanted = max(ceil(values.size * share), ceil(2 * values.size / count))
+    if count <= 0 or count >= values.size:
+        return above(values, 0.0) if count > 0 else np.empty(0, np.int64)
+    wanted = max(ceil(values.size * share), ceil(2 * values.size / count), LEAST_SAMPLE)
     stride = max(values.size // wanted, 1)
     sample = np.abs(values[rng.integers(stride) :: stride])
     rank = max(min(ceil(sample.size * count / values.size), sample.size), 1)

@@ -28,19 +28,25 @@ KINDS = ["normal", "heavy", "equal", "sparse", "sorted", "periodic", "tiny"]
 
 @pytest.mark.parametrize("size", [1, 50, 70_000, 300_000])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [1e-4, 0.01, 0.3, 1.0])
-def test_largest_is_exact(kind, size, share):
-    values, count = _values(kind, size), max(int(size * share), 1)
-    found = largest(values, count)
-    assert (np.diff(found) > 0).all()
-    wanted = np.sort(np.abs(values))[size - count :]
-    np.testing.assert_array_equal(np.sort(np.abs(values[found])), wanted[wanted > 0])
+def test_largest_is_exact(kind, size):
+    values = _values(kind, size)
+    ascending = np.sort(np.abs(values))
+    for share in (1e-4, 0.01, 0.3, 1.0):
+        count = max(int(size * share), 1)
+        found = largest(values, count)
+        assert (np.diff(found) > 0).all()
+        wanted = ascending[size - count :]
+        np.testing.assert_array_equal(np.sort(np.abs(values[found])), wanted[wanted > 0])
 
 
 @pytest.mark.parametrize("size", [1, 50, 70_000, 300_000])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [1e-4, 0.001, 0.05, 1.0])
-def test_sampled_takes_nearly_as_many_and_the_largest_of_them(kind, size, share):
+def test_sampled_takes_nearly_as_many_and_the_largest_of_them(kind, size):
+    for share in (1e-4, 0.001, 0.05, 1.0):
+        _check_sampled(kind, size, share)
+
+
+def _check_sampled(kind, size, share):
     values, count = _values(kind, size), max(int(size * share), 1)
     found = sampled(values, count, np.random.default_rng(5))
     nonzero = int(np.count_nonzero(values))
