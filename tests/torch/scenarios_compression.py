@@ -3,18 +3,15 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
-import io
 from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dblp import Bounded, Exact, TransportConfig, attach
-from dblp.collectives.compression.registry import METHODS, parse_compression
-from dblp.errors import ConfigError, MismatchError
+from dblp import TransportConfig, attach
+from dblp.collectives.compression.registry import METHODS
 
 _SIZES = {"first": (200, 100), "second": (120, 10, 10), "third": (30_000,), "fourth": (50, 100)}
 _TEXTS = {

@@ -48,6 +48,16 @@ def perplexities(outcomes: Sequence[Outcome]) -> str | None:
     return "test perplexity: " + ", ".join(known) if known else None
 
 
+def sizes(outcomes: Sequence[Outcome]) -> str | None:
+    """How much smaller each arm's gradients became in one line; None without compression."""
+    means = {
+        arm: _mean_of(of_arm, lambda outcome: outcome.compression_ratio)
+        for arm, of_arm in _by_arm(outcomes).items()
+    }
+    known = [f"{arm} {mean:.1f}" for arm, mean in means.items() if mean is not None]
+    return "gradients smaller by a factor of: " + ", ".join(known) if known else None
+
+
 def verdict(outcomes: Sequence[Outcome]) -> str | None:
     """How far the lossy arms' accuracies lie from the exact arm's, a line each; None if there is nothing to compare."""
     accuracy = {
