@@ -2,8 +2,8 @@
 
 For a parameter's gradient M (n, m; what is not the first dimension is flattened) and last round's Q (m, r): P = sum of M Q over
 the ranks, made orthonormal; Q = mean of M^T P; the average is P Q^T. It is linear in M, so its parts are summed as they are.
-Averages are those of torch's own hook with ``use_error_feedback`` and ``warm_start``, from the same first Q
-(tests/torch/scenarios_compression.py); parameters that it would not make smaller by ``min_rate`` are averaged as they are, as there.
+Averages are those of torch's own hook with ``use_error_feedback`` and ``warm_start``, from the same first Q (a scenario of
+tests/torch has both); parameters that it would not make smaller by ``min_rate`` are averaged as they are, as there.
 
 Differences: arithmetic is in the residual's type (torch's in the gradient's). A rank's residual is M - P (M^T P)^T, what itself
 did not send, as in algorithm 2 of the paper; torch keeps M less the average. Their sums over the ranks are equal, and with them
