@@ -4,6 +4,8 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import io
+import os
+import signal
 from datetime import timedelta
 
 import numpy as np
@@ -44,13 +46,13 @@ class _Net(torch.nn.Module):
         return sum((self.get_parameter(name) * factor).sum() for name, factor in factors.items())
 
 
-def _init(rank, world_size, folder):
+def _init(rank, world_size, folder, seconds=20):
     dist.init_process_group(
         "dblp",
         store=dist.FileStore(f"{folder}/store", world_size),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=seconds),
         pg_options=TransportConfig(impair="loss(0.01),seed(5)"),
     )
 
@@ -276,3 +278,53 @@ def _first_q(name, shape):
         world_size=1,
     )
     return torch.from_numpy(method._last(job, part))
+
+
+def compression_kinds_of_ddp(rank, world_size, folder):
+    """Views of buckets, unused parameters, accumulation without rounds, ranks with fewer batches, a barrier in between."""
+    _init(rank, world_size, folder)
+    for text in ("int8", "dgc(0.05)"):
+        for options in ({"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
+            model = DistributedDataParallel(net, bucket_cap_mb=0.002, **options)
+            attachment = attach(model, compression=text)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            generator = torch.Generator().manual_seed(rank)
+
+            def step(model=model, optimizer=optimizer, generator=generator):
+                optimizer.zero_grad()
+                model(torch.randn(8, 20, generator=generator)).square().mean().backward()
+                optimizer.step()
+
+            step()
+            with model.no_sync():
+                model(torch.ones(4, 20)).sum().backward()
+            rounds = attachment.summary.rounds
+            dist.barrier()
+            if "find_unused_parameters" in options:
+                step()
+            else:
+                with model.join():
+                    for _ in range(2 + rank):
+                        step()
+            assert attachment.summary.rounds > rounds
+            _assert_equal_everywhere(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    dist.destroy_process_group()
+
+
+def compression_loses_a_rank(rank, world_size, folder):
+    """A rank that dies in training becomes an error on the others that names it."""
+    _init(rank, world_size, folder, seconds=4)
+    model = _model()
+    attach(model, compression="dgc(0.05,indices=delta)")
+    _iterate(model, rank, 0)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for number in range(1, 50):
+            _iterate(model, rank, number)
+    except RuntimeError as error:
+        assert "rank 1" in str(error), error
+    else:
+        raise AssertionError("an error was expected")
