@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from dblp.collectives.compression.link import Bytes, Link
 from dblp.collectives.compression.memory import Memory
+from dblp.collectives.phases import Phase, Phases
 from dblp.collectives.reduction import DType, narrow_bfloat16, widen_bfloat16
 from dblp.transport.spec import Element
 
@@ -96,6 +97,8 @@ class Job:
     iteration: int = 0
     """Backward passes before this one."""
     epoch: int = 0
+    phases: Phases = field(default_factory=lambda: Phases(Phase.CRITICAL))
+    """Of the training, by parameter; the same on all ranks."""
     seed: int = 0
     factors: dict[str, Array] = field(default_factory=dict)
     """What a method keeps of a parameter as a whole, by name; the same on all ranks."""
@@ -208,13 +211,13 @@ class Gathered(Method):
     async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
         """All-gather of the payloads, of their lengths first where they differ."""
         if self.room(job) is None:
-            return await link.gather_uneven(sent, HEADER_BYTES + self.most(job))
+            return await link.gather_uneven(sent, HEADER_BYTES, HEADER_BYTES + self.most(job))
         return link.gather(sent)
 
     def decompress(self, job: Job, received: list[Array]) -> Array:
         """The mean of what the ranks sent, added in rank order."""
         out = job.zeros()
-        if job.spoiled or any(payload.size < HEADER_BYTES or payload[0] for payload in received):
+        if job.spoiled or any(payload[0] for payload in received):
             job.spoiled = True
             out.fill(np.nan)
             return out

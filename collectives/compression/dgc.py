@@ -12,7 +12,6 @@ Memory of a bucket: v is the residual, u the velocity; elements of dense paramet
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,9 +20,8 @@ import numpy as np
 from dblp.collectives.compression import warmup as schedules
 from dblp.collectives.compression.base import Array, Job, Part, drop_spoiled, finite
 from dblp.collectives.compression.entries import Indices
-from dblp.collectives.compression.link import Link
 from dblp.collectives.compression.selection import sampled
-from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, Sparse, share_of
+from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, PartlyDense, share_of
 from dblp.transport.spec import FLAG, Kind, arg
 
 FACTOR = Kind(
@@ -42,7 +40,7 @@ COUNT = Kind("a whole number", int, lambda value: isinstance(value, int) and 0 <
 
 
 @dataclass(frozen=True, slots=True)
-class DGC(Sparse):
+class DGC(PartlyDense):
     """The optimiser must have no momentum: it is here."""
 
     name: ClassVar[str] = "dgc"
@@ -66,7 +64,7 @@ class DGC(Sparse):
     indices: str = arg("indices", INDICES, default="plain")
 
     def __post_init__(self) -> None:
-        Sparse.__post_init__(self)
+        PartlyDense.__post_init__(self)
         schedules.check(self.warmup, self.schedule)
 
     def begin(self, job: Job, gradient: Array) -> None:
@@ -79,10 +77,10 @@ class DGC(Sparse):
         flats = zip(*(job.bucket.cut(flat) for flat in (gradient, velocities, job.values)), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             for part, (new, velocity, value) in zip(job.bucket.parts, flats, strict=True):
-                if _sparse(part):
+                if not self.dense(job, part):
                     self._accumulate(self._clipped(new, job.world_size), velocity, value)
         drop_spoiled(job, job.values, velocities)
-        job.notes["dense"] = dense = _dense_of(job, gradient)
+        job.notes["dense"] = dense = self.dense_of(job, gradient)
         job.spoiled |= not finite(dense)
 
     def select(self, job: Job) -> Indices:
@@ -92,13 +90,15 @@ class DGC(Sparse):
         for part, low, flat in zip(
             job.bucket.parts, job.bucket.bounds.tolist(), job.bucket.cut(job.values), strict=False
         ):
-            if _sparse(part):
+            if not self.dense(job, part):
                 found.append(sampled(flat, share_of(part.size, ratio), rng) + low)
         return np.concatenate(found)
 
     def target(self, job: Job) -> int:
         """As many as would be selected by exact thresholds."""
-        return sum(share_of(part.size, self.ratio_of(job)) for part in job.bucket.parts if _sparse(part))
+        return sum(
+            share_of(part.size, self.ratio_of(job)) for part in job.bucket.parts if not self.dense(job, part)
+        )
 
     def ratio_of(self, job: Job) -> float:
         """The share of this round."""
@@ -110,28 +110,9 @@ class DGC(Sparse):
         if self.masking and job.memory.velocity is not None:
             job.memory.velocity[indices] = 0
 
-    async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
-        """The entries, and an all-reduce of the dense parameters."""
-        dense: Array = job.notes["dense"]
-        if job.spoiled:
-            dense.fill(np.nan)
-        total = [link.sum(dense, "avg")] if dense.size else []
-        entries = await Sparse.exchange(self, job, sent, link)
-
-        async def both() -> list[Array]:
-            results = await link.collect(*total, entries)
-            job.notes["means"] = results[:-1]
-            payloads: list[Array] = results[-1]
-            return payloads
-
-        return both()
-
-    def decompress(self, job: Job, received: list[Array]) -> Array:
-        """The mean of the entries, and the velocity of the dense parameters' mean."""
-        out = Sparse.decompress(self, job, received)
-        for mean in job.notes["means"]:
-            self._put_dense(job, mean, out)
-        return out
+    def dense(self, job: Job, part: Part) -> bool:
+        """Parameters with fewer than two dimensions."""
+        return len(part.shape) < 2
 
     def _clipped(self, gradient: Array, ranks: int) -> Array:
         limit = self.clip * (ranks**-0.5 if self.clip_scaled else 1.0)
@@ -152,37 +133,14 @@ class DGC(Sparse):
             velocity += gradient
         value += velocity
 
-    def _put_dense(self, job: Job, mean: Array, out: Array) -> None:
-        if not np.isfinite(mean).all():
-            job.spoiled = True
-            out.fill(np.nan)
-            return
+    def put_dense(self, job: Job, mean: Array, out: Array) -> None:
+        """The velocity of the average, the same on all ranks."""
         if not self.momentum:
-            _set_dense(job, out, mean)
+            self.set_dense(job, out, mean)
             return
         assert job.memory.velocity is not None
-        held = _dense_of(job, job.memory.velocity)
+        held = self.dense_of(job, job.memory.velocity)
         factor = mean.dtype.type(self.momentum)
         held = (held + mean) * factor if self.nesterov else held * factor + mean
-        _set_dense(job, job.memory.velocity, held)
-        _set_dense(job, out, held + mean if self.nesterov else held)
-
-
-def _sparse(part: Part) -> bool:
-    return len(part.shape) > 1 and part.size > 0
-
-
-def _dense_of(job: Job, flat: Array) -> Array:
-    """A copy of the dense parameters' elements."""
-    pieces = [
-        piece for part, piece in zip(job.bucket.parts, job.bucket.cut(flat), strict=True) if not _sparse(part)
-    ]
-    return np.concatenate([np.empty(0, flat.dtype), *pieces])
-
-
-def _set_dense(job: Job, flat: Array, values: Array) -> None:
-    low = 0
-    for part, piece in zip(job.bucket.parts, job.bucket.cut(flat), strict=True):
-        if not _sparse(part):
-            piece[...] = values[low : low + piece.size]
-            low += piece.size
+        self.set_dense(job, job.memory.velocity, held)
+        self.set_dense(job, out, held + mean if self.nesterov else held)

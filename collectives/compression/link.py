@@ -58,15 +58,16 @@ class Link:
         """The payloads of all ranks, by rank; they are equally long on all of them."""
         return self._gather(payload, [payload.size] * self.world_size)
 
-    async def gather_uneven(self, payload: Bytes, most: int) -> Awaitable[list[Bytes]]:
+    async def gather_uneven(self, payload: Bytes, least: int, most: int) -> Awaitable[list[Bytes]]:
         """The same where the ranks' payloads differ in length, which is told first: await once to post, again for the result.
-        ``most``: bytes that a payload can have; raises MismatchError that names a rank with more, before memory is taken."""
+        ``least``, ``most``: bytes that a payload can have; raises MismatchError that names a rank with another number, before
+        memory is taken."""
         sizes = np.empty(self.world_size, np.int64)
         task = self._group.all_gather(sizes, np.array([payload.size], np.int64), timeout_s=self._left())
         await self._ended(task, 8, lambda: sizes)
-        for rank in np.flatnonzero((sizes < 0) | (sizes > most)):
+        for rank in np.flatnonzero((sizes < least) | (sizes > most)):
             raise MismatchError(
-                f"rank {rank} announces {sizes[rank]} bytes of a compressed gradient, at most {most} make sense: "
+                f"rank {rank} announces {sizes[rank]} bytes of a compressed gradient, {least} to {most} make sense: "
                 "use one method, with the same options, on all ranks",
                 [int(rank)],
             )

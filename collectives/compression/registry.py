@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dblp.collectives.compression.accordion import Accordion
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.dense import Dense
 from dblp.collectives.compression.dgc import DGC
@@ -21,7 +22,7 @@ METHODS: Mapping[str, type[Method]] = {
     for method in (
         *(Dense, TopK, RandomK, Threshold),
         *(Float16, BFloat16, Int8, Int4, Sign),
-        *(PowerSGD, DGC),
+        *(PowerSGD, DGC, Accordion),
     )
 }
 """All methods by name."""

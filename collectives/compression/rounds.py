@@ -19,6 +19,7 @@ from dblp.collectives.compression.base import Array, Bucket, Job, Method, narrow
 from dblp.collectives.compression.link import Link
 from dblp.collectives.compression.memory import Memory, MemoryStore
 from dblp.collectives.group import Group
+from dblp.collectives.phases import Phases
 from dblp.collectives.reduction import dtype_of
 from dblp.collectives.report import Report
 from dblp.errors import ConfigError, UnsupportedError
@@ -85,16 +86,18 @@ class Compression:
         *,
         timeout_s: float,
         iteration: int = 0,
+        phases: Phases | None = None,
         dtype: str | None = None,
     ) -> Report:
         """Average ``gradient`` (1-D, contiguous, the bucket's size) over the group, compressed, in place; all ranks call it for
         the same buckets in the same order, with nothing else on the group. ``iteration``: backward passes before this one;
-        ``dtype``: as in ``Group.all_reduce``.
+        ``phases``: of the training, the same on all ranks (critical); ``dtype``: as in ``Group.all_reduce``.
 
         Raises ConfigError and UnsupportedError for a gradient that does not fit, and what the group's rounds raise; after such
         an error, what this round sent is lost.
         """
         job = self._job(group, gradient, bucket, iteration, dtype)
+        job.phases = job.phases if phases is None else phases
         try:
             return await self._run(job, Link(group, timeout_s))
         finally:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Awaitable, Iterator
 from math import ceil
 
 import numpy as np
 
 from dblp.collectives.compression import entries
-from dblp.collectives.compression.base import Array, Gathered, Job
+from dblp.collectives.compression.base import Array, Gathered, Job, Part, finite
 from dblp.collectives.compression.entries import Indices
-from dblp.collectives.compression.link import Bytes
+from dblp.collectives.compression.link import Bytes, Link
 from dblp.transport.spec import Kind, choice
 
 RATIO = Kind(
@@ -75,3 +76,60 @@ class Sparse(Gathered):
         indices, values = entries.decode(body, job.bucket.size, rank)
         with np.errstate(over="ignore"):
             out[indices] += values.astype(out.dtype)
+
+
+class PartlyDense(Sparse):
+    """Some parameters go as they are, in an all-reduce beside the entries. Subclasses put them into ``job.notes["dense"]``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def dense(self, job: Job, part: Part) -> bool:
+        """True if a parameter goes as it is; the same on all ranks."""
+
+    def put_dense(self, job: Job, mean: Array, out: Array) -> None:
+        """The dense parameters' averages have come: put what they give into ``out``, (size,)."""
+        self.set_dense(job, out, mean)
+
+    async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
+        """The all-reduce first, then the entries."""
+        dense: Array = job.notes["dense"]
+        if job.spoiled:
+            dense.fill(np.nan)
+        total = [link.sum(dense, "avg")] if dense.size else []
+        gathered = await Sparse.exchange(self, job, sent, link)
+
+        async def both() -> list[Array]:
+            results = await link.collect(*total, gathered)
+            job.notes["means"] = results[:-1]
+            payloads: list[Array] = results[-1]
+            return payloads
+
+        return both()
+
+    def decompress(self, job: Job, received: list[Array]) -> Array:
+        """The mean of the entries, and the dense parameters; all NaN if one of these is."""
+        out = Sparse.decompress(self, job, received)
+        for mean in job.notes["means"]:
+            if not finite(mean):
+                job.spoiled = True
+                out.fill(np.nan)
+            if not job.spoiled:
+                self.put_dense(job, mean, out)
+        return out
+
+    def dense_of(self, job: Job, flat: Array) -> Array:
+        """A copy of the dense parameters' elements of a flat array."""
+        pieces = [piece for part, piece in self._pieces(job, flat) if self.dense(job, part)]
+        return np.concatenate([np.empty(0, flat.dtype), *pieces])
+
+    def set_dense(self, job: Job, flat: Array, values: Array) -> None:
+        """Overwrite them in a flat array."""
+        low = 0
+        for part, piece in self._pieces(job, flat):
+            if self.dense(job, part):
+                piece[...] = values[low : low + piece.size]
+                low += piece.size
+
+    def _pieces(self, job: Job, flat: Array) -> Iterator[tuple[Part, Array]]:
+        return zip(job.bucket.parts, job.bucket.cut(flat), strict=True)

@@ -18,10 +18,13 @@ import numpy.typing as npt
 import torch
 from torch._C._distributed_c10d import GradBucket
 
+from dblp.collectives.budget import BudgetController
+from dblp.collectives.compression.accordion import Accordion
 from dblp.collectives.compression.base import Bucket, Method, Part
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression, Totals
+from dblp.collectives.phases import Phases
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout
@@ -87,13 +90,21 @@ class ModelCompression:
         """An epoch begins; without a number the next one."""
         self._compression.epoch(number)
 
-    def start(self, bucket: GradBucket, layout: BucketLayout, iteration: int) -> DblpWork:
+    def start(
+        self, bucket: GradBucket, layout: BucketLayout, iteration: int, phases: Phases | None
+    ) -> DblpWork:
         """Start the round of a bucket, which is averaged in place."""
         parts = self._bucket(bucket, layout)
 
         def reduce(array: npt.NDArray[Any], dtype: str | None, timeout_s: float) -> Awaitable[Report]:
             return self._compression.all_reduce(
-                self._group, array, parts, timeout_s=timeout_s, iteration=iteration, dtype=dtype
+                self._group,
+                array,
+                parts,
+                timeout_s=timeout_s,
+                iteration=iteration,
+                phases=phases,
+                dtype=dtype,
             )
 
         return self._pg.allreduce_compressed(bucket.buffer(), reduce)
@@ -131,6 +142,19 @@ def method_of(compression: str | Method) -> Method:
             f"compression={compression!r}: a string such as 'topk(ratio=0.01)' or a dblp.collectives.compression method is needed"
         )
     return compression
+
+
+def controller_of(
+    method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None
+) -> BudgetController | None:
+    """The controller whose phases a method follows: ``budget``, or its own. Raises ConfigError for one that nothing follows."""
+    if isinstance(method, Accordion):
+        return method.controller(learning_rate=optimizer is not None) if budget is None else budget
+    if budget is not None:
+        raise ConfigError(
+            f"budget= with compression {method.name!r}: its rounds are exact and have no budgets"
+        )
+    return None
 
 
 def check_policy(method: Method, policy: Policy) -> None:

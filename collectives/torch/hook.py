@@ -43,7 +43,13 @@ from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
 from dblp.collectives.torch.carries import Carries
-from dblp.collectives.torch.compression import ModelCompression, check_optimizer, check_policy, method_of
+from dblp.collectives.torch.compression import (
+    ModelCompression,
+    check_optimizer,
+    check_policy,
+    controller_of,
+    method_of,
+)
 from dblp.collectives.torch.hadamard import rotate_, unrotate_
 from dblp.collectives.torch.plain import plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
@@ -372,6 +378,7 @@ def attach(
         method = method_of(compression)
         check_policy(method, checked)
         check_optimizer(method, optimizer)
+        budget = controller_of(method, budget, optimizer)
         compressing = ModelCompression(group, method, model.module)
     attachment = Attachment(model, group, checked, budget, optimizer, history, compressing)
     model.register_comm_hook(attachment, _hook)
@@ -386,7 +393,8 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     iteration, layout, policy, carry = state.begin_round(bucket)
     seed = state.rotate(bucket.buffer(), policy)
     if state.compression is not None:
-        work = state.compression.start(bucket, layout, state._iterations - 1)
+        iteration.measure(bucket.buffer(), layout)  # what is delivered has a norm of the compression's making
+        work = state.compression.start(bucket, layout, state._iterations - 1, state.phases)
     else:
         priority = state.priority_of(layout, policy)
         work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
@@ -395,7 +403,8 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
         tensor = future.value()[0]  # raises the round's error
         if seed is not None:
             unrotate_(tensor, seed)
-        iteration.measure(tensor, layout)
+        if state.compression is None:
+            iteration.measure(tensor, layout)
         state.end_round(iteration, work.report)
         return tensor
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dblp import Bounded, Exact, TransportConfig, attach
+from dblp import Bounded, BudgetController, Budgets, Exact, NormChange, TransportConfig, attach
 from dblp.collectives.compression.base import Bucket, Job, Part
 from dblp.collectives.compression.memory import Memory
 from dblp.collectives.compression.powersgd import PowerSGD
@@ -201,6 +201,8 @@ def compression_refused(rank, world_size, folder):
         attachment.policy = Bounded(0.1)
 
     _refused(ConfigError, "exact rounds", bounded)
+    controller = BudgetController(NormChange(), Budgets(low=0.0, high=0.1))
+    _refused(ConfigError, "have no budgets", lambda: attach(_model(), compression="fp16", budget=controller))
     assert attachment.policy == Exact()
     ones = {name: torch.ones(shape) for name, shape in _SIZES.items()}
     ones["first"][3, 4] = torch.nan if rank else 1.0
@@ -328,3 +330,28 @@ def compression_loses_a_rank(rank, world_size, folder):
         assert "rank 1" in str(error), error
     else:
         raise AssertionError("an error was expected")
+
+
+def accordion_follows_phases(rank, world_size, folder):
+    """Gradients that keep their norm become tolerant after the first interval, one that grows stays critical."""
+    _init(rank, world_size, folder)
+    model = _model()
+    attachment = attach(model, compression="accordion(epochs=1,tolerant=0.05)")
+    for epoch in range(4):
+        attachment.epoch(epoch)
+        for number in range(2):
+            factors = {
+                name: torch.randn(shape, generator=torch.Generator().manual_seed(number))
+                for name, shape in _SIZES.items()
+            }
+            factors["second"] *= 4.0**epoch
+            model.zero_grad()
+            model(factors).backward()
+    before = attachment.compression.totals.payload_bytes
+    model(factors).backward()
+    sent = attachment.compression.totals.payload_bytes - before
+    assert attachment.phases.of("second").value == "critical"
+    assert attachment.phases.of("first").value == "tolerant"
+    assert 4 * 12_000 <= sent <= 4 * 12_000 + 8 * 0.05 * 55_000 + 200, sent
+    _assert_equal_everywhere(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
+    dist.destroy_process_group()

@@ -13,6 +13,7 @@ import pytest
         "compression_refused",
         "compression_kinds_of_ddp",
         "powersgd_is_torchs",
+        "accordion_follows_phases",
     ],
 )
 def test_compression(ranks, scenario):

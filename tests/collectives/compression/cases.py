@@ -35,6 +35,8 @@ TEXTS = [
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
     "dgc(0.05,momentum=0)",
     "dgc(0.05,masking=false,clip=1)",
+    "accordion",
+    "accordion(critical=0.2,indices=delta)",
 ]
 """Every method, with every way to code or exchange what it sends."""
 SHAPES: list[list[tuple[int, ...]]] = [
