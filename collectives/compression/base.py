@@ -142,6 +142,9 @@ class Method(Element, ABC):
         """What is not sent is kept for the next round; if not, it is discarded."""
         return True
 
+    def check(self, world_size: int) -> None:  # most methods take any
+        """Raise ConfigError if the method cannot work between so many ranks."""
+
     def begin(self, job: Job, gradient: Array) -> None:
         """Make ``job.values`` of the residual and ``gradient`` ((size,), in the residual's type, left alone)."""
         self.absorb(job, gradient)

@@ -72,12 +72,15 @@ class _Quantised(Gathered):
     def unpack(self, packed: Bytes, size: int, shift: int) -> Codes:
         """Codes, or their sum; ``shift``: what ``pack`` has added to each, over all ranks."""
 
-    def sums(self, world_size: int) -> bool:
-        """True if the codes are added up as they are. Raises ConfigError where ``exchange=sum`` cannot be."""
+    def check(self, world_size: int) -> None:
+        """A sum must leave a level."""
         if self.exchange_by == "sum" and self.sum_levels(world_size) < 1:
             raise ConfigError(
                 f"{self.name}(exchange=sum): the codes of {world_size} ranks don't fit a lane; use exchange=gather"
             )
+
+    def sums(self, world_size: int) -> bool:
+        """True if the codes are added up as they are."""
         return self.exchange_by == "sum" or (
             self.exchange_by == "auto" and self.sum_levels(world_size) >= LEAST_LEVELS
         )

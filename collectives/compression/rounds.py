@@ -93,13 +93,16 @@ class Compression:
         the same buckets in the same order, with nothing else on the group. ``iteration``: backward passes before this one;
         ``phases``: of the training, the same on all ranks (critical); ``dtype``: as in ``Group.all_reduce``.
 
-        Raises ConfigError and UnsupportedError for a gradient that does not fit, and what the group's rounds raise; after such
-        an error, what this round sent is lost.
+        Raises ConfigError and UnsupportedError for a gradient or a group that does not fit, which costs nothing. Raises what the
+        group's rounds raise, and MismatchError for a peer's payload that makes no sense: then the group has failed.
         """
         job = self._job(group, gradient, bucket, iteration, dtype)
         job.phases = job.phases if phases is None else phases
         try:
             return await self._run(job, Link(group, timeout_s))
+        except Exception as error:
+            group.fail(error)  # peers may not have seen it: they need not wait for their deadlines
+            raise
         finally:
             job.memory.busy = False
 
@@ -133,6 +136,7 @@ class Compression:
             raise ConfigError(
                 f"a gradient of shape {gradient.shape} for a bucket of {bucket.size} elements: it must be flat and contiguous"
             )
+        self.method.check(group.world_size)
         memory: Memory = self._memories.of(bucket.layout, "float64" if kind.name == "float64" else "float32")
         if memory.busy:
             raise ConfigError("compression: a round of this bucket is still under way; wait for it first")

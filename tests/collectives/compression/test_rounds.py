@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from dblp.collectives.compression.base import Bucket
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
 from dblp.collectives.reduction import DTYPES
-from dblp.errors import ConfigError, DblpError, DeadlineError, MismatchError, UnsupportedError
+from dblp.errors import ConfigError, DblpError, DeadlineError, MismatchError, PeerError, UnsupportedError
 from dblp.transport.policy import Carry, CarryBound
 from tests.collectives import worlds
 from tests.collectives.compression.cases import SHAPES, TEXTS, bucket, gradient, wide
@@ -58,7 +59,8 @@ def test_a_payload_of_another_length_is_refused_before_memory_is_taken(size):
     async def member(group):
         compression = Compression(parse_compression("topk(0.1,indices=delta)"))
         if group.rank == 0:
-            await group.all_gather(np.empty(2, np.int64), np.array([size]), timeout_s=5.0)
+            with contextlib.suppress(PeerError):  # that the other has refused it
+                await group.all_gather(np.empty(2, np.int64), np.array([size]), timeout_s=5.0)
             return None
         with pytest.raises(MismatchError, match=f"rank 0 announces {size} bytes") as caught:
             await compression.all_reduce(group, gradient(parts.size, "float32"), parts, timeout_s=5.0)
@@ -285,6 +287,28 @@ def test_a_rank_that_does_not_come_is_named():
 
     errors = worlds.run_memory(member, 3)[:2]
     assert (DeadlineError, (2,)) in errors
+
+
+def test_a_payload_that_makes_no_sense_ends_the_group_on_all_ranks():
+    """One rank finds the fault; the other, which found none, learns of it long before its deadline."""
+    parts = bucket([(100, 10)])
+
+    async def member(group):
+        compression = Compression(parse_compression("topk(0.01)"))
+        array = gradient(parts.size, "float32")
+        garbage = np.full(8 + 16 + 10 * 8, 255, np.uint8)
+        garbage[0] = 0
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(DblpError) as caught:
+            if group.rank == 0:
+                await group.all_gather([np.empty_like(garbage) for _ in range(2)], garbage, timeout_s=50.0)
+            await compression.all_reduce(group, array, parts, timeout_s=50.0)
+        assert asyncio.get_running_loop().time() - started < 5.0
+        return type(caught.value).__name__, str(caught.value)
+
+    (kind, told), (other, found) = worlds.run_memory(member, 2)
+    assert other == "MismatchError" and "rank 0 sent what is no sparse gradient" in found
+    assert kind in ("PeerError", "MismatchError") and "no sparse gradient" in told
 
 
 def test_arguments_that_do_not_fit():
