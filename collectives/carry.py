@@ -28,21 +28,20 @@ bounded; without loss, masking clears all velocities, so momentum is for network
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dblp.collectives.keyed import KeyedStore, Layout, Slice
 from dblp.collectives.reduction import DType, Op, energy, narrow_bfloat16, widen_bfloat16
 from dblp.errors import ConfigError
 from dblp.transport.policy import Carry, CarryBound
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
-Layout = Sequence[tuple[str, int]]
-"""Names of parameters and their numbers of elements, in the order in which a bucket holds them."""
 
 PIECE = 352
 """Elements that are dropped together: the float32 payload of a datagram of 1464 bytes, less six for the alignment."""
@@ -50,8 +49,6 @@ _NO_WARNINGS = np.errstate(over="ignore", invalid="ignore")
 """A gradient that overflows is a matter of those who train; numpy would warn of it once more."""
 _BY_NORM = (CarryBound.NORM, CarryBound.DECAY)
 """Bounds that compare norms."""
-STATE_VERSION = 1
-"""Of ``CarryStore.state_dict``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,120 +328,21 @@ class Residual:
             self._velocity[low : low + part.velocity.size] = part.velocity
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The state of one parameter's elements."""
+class CarryStore(KeyedStore[Residual]):
+    """The residuals of a model by the names of its parameters."""
 
-    layers: list[Array]
-    """What is carried, by age, the newest first."""
-    velocity: Array | None
-    """DGC's u, if there is momentum."""
+    what = "carry"
 
-    @property
-    def size(self) -> int:
-        """Elements; 0 if nothing is carried."""
-        return max([values.size for values in self._all], default=0)
-
-    @property
-    def _all(self) -> list[Array]:
-        return [*self.layers, *([] if self.velocity is None else [self.velocity])]
-
-
-class CarryStore:
-    """The residuals of a model by the names of its parameters: they survive buckets that are made anew, changes of type, and
-    checkpoints."""
-
-    def __init__(self) -> None:
-        self._residuals: dict[tuple[tuple[tuple[str, int], ...], str], Residual] = {}
-        self._homes: dict[str, tuple[Residual, int, int]] = {}
-        self._waiting: dict[str, Slice] = {}
+    def _make(self, size: int, dtype: np.dtype[Any]) -> Residual:
+        return Residual(size, dtype)
 
     def residual(self, layout: Layout, dtype: npt.DTypeLike = np.float32) -> Residual:
-        """The residual of a bucket. ``layout``: its parameters, in the order in which the bucket holds them; ``dtype``: as
-        ``Residual`` has it. A parameter is in one bucket at a time: what an older bucket carried for it moves.
-
-        Raises ConfigError if a name stands twice in the layout, if the size of a parameter has changed, or if a round of an
-        older bucket is still under way.
-        """
-        key = tuple((str(name), int(size)) for name, size in layout), np.dtype(dtype).name
-        known = self._residuals.get(key)
-        if known is None:
-            known = self._residuals[key] = self._assemble(key[0], np.dtype(dtype))
-        return known
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is carried, by parameter: numpy arrays and plain values, for a checkpoint of this rank (each rank carries its
-        own); take it between rounds."""
-        slices = dict(self._waiting)
-        for name, (residual, low, high) in self._homes.items():
-            slices[name] = residual.take(low, high)
-        entries = {
-            name: {"layers": part.layers, "velocity": part.velocity}
-            for name, part in slices.items()
-            if part.size
-        }
-        return {"version": STATE_VERSION, "parameters": entries}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave, whatever the buckets were; what was carried before is forgotten. Raises ConfigError if
-        it is not usable."""
-        try:
-            if state["version"] != STATE_VERSION:
-                raise ConfigError(
-                    f"carry: a state of version {state['version']!r}; this version reads {STATE_VERSION}"
-                )
-            waiting = {
-                str(name): Slice(
-                    [_floats(values) for values in entry["layers"]],
-                    None if entry["velocity"] is None else _floats(entry["velocity"]),
-                )
-                for name, entry in state["parameters"].items()
-            }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"this is no state of a CarryStore: {error!r}") from None
-        self._residuals.clear()
-        self._homes.clear()
-        self._waiting = waiting
-
-    def _assemble(self, layout: tuple[tuple[str, int], ...], dtype: np.dtype[Any]) -> Residual:
-        names = [name for name, _ in layout]
-        if len(set(names)) != len(names):
-            raise ConfigError(f"carry: a parameter stands twice in the layout {names}")
-        parts = {name: self._find(name) for name in names}
-        for name, size in layout:
-            if parts[name].size not in (0, size):
-                raise ConfigError(
-                    f"carry: parameter {name!r} has {size} elements, {parts[name].size} are carried; "
-                    "load a state of the same model"
-                )
-        residual = Residual(sum(size for _, size in layout), dtype)
-        low = 0
-        for name, size in layout:
-            residual.put(low, parts[name])
-            self._waiting.pop(name, None)
-            self._homes[name] = residual, low, low + size
-            low += size
-        homes = {id(home) for home, _, _ in self._homes.values()}
-        self._residuals = {key: kept for key, kept in self._residuals.items() if id(kept) in homes}
-        return residual
-
-    def _find(self, name: str) -> Slice:
-        """What is carried for a parameter, where it is now."""
-        if name in self._homes:
-            residual, low, high = self._homes[name]
-            return residual.take(low, high)
-        return self._waiting.get(name, Slice([], None))
+        """``KeyedStore.of``."""
+        return self.of(layout, dtype)
 
 
 def _same(values: Array) -> Array:
     return values
-
-
-def _floats(values: Any) -> Array:
-    array = np.array(values)
-    if array.ndim != 1 or array.dtype not in (np.float32, np.float64):
-        raise ValueError(f"an array of shape {array.shape} and type {array.dtype.name}")
-    return array
 
 
 def _energy(values: Array) -> float:

@@ -101,6 +101,10 @@ class Group:
             self._closed = True
             self._mailbox.close()
 
+    def fail(self, error: Exception) -> None:
+        """End the group and its endpoint with ``error``, which the peers are told: for what goes wrong between rounds."""
+        self._poison(error)
+
     # reducing
 
     def all_reduce(

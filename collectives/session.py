@@ -19,7 +19,7 @@ from dblp.collectives.deadline import LATE_S
 from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
-from dblp.collectives.recorder import write_dump
+from dblp.collectives.recorder import FlightRecorder, write_dump
 from dblp.collectives.rendezvous import Member, Roster, new_member
 from dblp.errors import DeadlineError, PeerError
 from dblp.transport.config import TransportConfig
@@ -62,8 +62,10 @@ class Session:
         self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
         self._cleanup = cleanup or _nothing
         self._closed = False
+        self._groups: list[Group] = []
         self._token = 0
         self._dumps = 0
+        self._failed = False
         if config.flight_signal:
             parse_signal(config.flight_signal)  # before a socket is opened
         self._unwatch: Callable[[], None] = _nothing
@@ -83,7 +85,11 @@ class Session:
 
     def dump_flight(self, reason: str) -> None:
         """Write the flight recorder's text and JSON into the configured folder, or what did not end well to the log."""
-        recorder = self.group.flight_recorder
+        for group in (self.group, *self._groups):
+            if group is self.group or group.flight_recorder.entries:
+                self._dump(group.flight_recorder, reason)
+
+    def _dump(self, recorder: FlightRecorder, reason: str) -> None:
         if not self.config.flight_dir:
             _log.warning("%s", recorder.to_text(reason, brief=True))
             return
@@ -103,6 +109,17 @@ class Session:
     def run(self, what: str, timeout_s: float, call: Callable[[Group], Awaitable[T]]) -> T:
         """The same, waiting for the result."""
         return self.engine.run(lambda: self._begin(what, timeout_s, call))
+
+    def new_group(self) -> Group:
+        """Another group of the same ranks, whose rounds are numbered by themselves; all ranks make theirs in the same order."""
+
+        async def make() -> Group:
+            group = Group(self.endpoint, group_id=1 + len(self._groups))
+            group.on_failure = self._on_failure
+            self._groups.append(group)
+            return group
+
+        return self.engine.run(make)
 
     def close(self, linger_s: float = LINGER_SECONDS) -> None:
         """Leave the group: linger for what is not acknowledged (``Endpoint.close``), then free everything; idempotent."""
@@ -163,14 +180,16 @@ class Session:
 
     def _on_failure(self, error: BaseException) -> None:
         """The group's first failure: a rank that is late or gone is worth a dump, a call that disagrees names itself."""
-        if isinstance(error, DeadlineError | PeerError):
+        if isinstance(error, DeadlineError | PeerError) and not self._failed:
+            self._failed = True  # the other groups of the endpoint fail with it
             try:
                 self.dump_flight(f"{type(error).__name__}: {error}")
             except Exception:  # whatever it is, the peers must be told of the failure next
                 _log.exception("the flight recorder of rank %d could not be dumped", self.rank)
 
     async def _leave(self, linger_s: float, most_s: float | None = None) -> None:
-        self.group.close()
+        for group in (self.group, *self._groups):
+            group.close()
         await self.endpoint.close(linger_s=linger_s, most_s=most_s)
         self._cleanup()
 

@@ -200,6 +200,18 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start("all_reduce of a gradient", call, [item], None)
 
+    def allreduce_compressed(
+        self, tensor: torch.Tensor, reduce: Callable[[npt.NDArray[Any], str | None, float], Awaitable[Any]]
+    ) -> DblpWork:
+        """Average a gradient, in place, by ``reduce(array, dtype, timeout_s)``, which is called on the engine with the tensor's
+        host array; its result is the work's ``report``."""
+        item = stage(tensor, arithmetic=True)
+
+        def call(_: Group, timeout_s: float) -> Awaitable[Any]:
+            return reduce(item.array, item.dtype, timeout_s)
+
+        return self._start("compressed all_reduce of a gradient", call, [item], None)
+
     def agree(self, vector: npt.NDArray[np.float64]) -> None:
         """Reduce a short vector by MAX over all ranks, in place, exactly; blocks until that is done."""
 

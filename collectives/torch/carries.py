@@ -1,7 +1,6 @@
 """What a model's buckets carry over, between DDP and checkpoints.
 
-The store of ``collectives/carry.py`` knows names and numpy arrays. Here a bucket's tensor and layout get their residual, and the
-store's state becomes tensors, which ``torch.load(weights_only=True)`` reads, arrays not.
+The store of ``collectives/carry.py`` knows names and numpy arrays. Here a bucket's tensor and layout get their residual.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import torch
 
 from dblp.collectives.carry import CarryStore, Residual
 from dblp.collectives.torch.buckets import BucketLayout
+from dblp.collectives.torch.keyed import array_state, tensor_state
 from dblp.errors import ConfigError
 from dblp.transport.policy import Policy
 
@@ -38,42 +38,14 @@ class Carries:
 
     def state_dict(self) -> dict[str, Any]:
         """``CarryStore.state_dict`` in tensors; take it between iterations."""
-        state = self._store.state_dict()
-        parameters = {
-            name: {
-                "layers": [torch.from_numpy(values) for values in entry["layers"]],
-                "velocity": None if entry["velocity"] is None else torch.from_numpy(entry["velocity"]),
-            }
-            for name, entry in state["parameters"].items()
-        }
-        return {**state, "parameters": parameters, "begun": self._begun}
+        return {**tensor_state(self._store.state_dict()), "begun": self._begun}
 
     def loaded(self, state: Mapping[str, Any]) -> Carries:
         """The residuals of the same model that ``state`` holds. Raises ConfigError if it is not usable, or of another model."""
         loaded = Carries(self._sizes)
         try:
             loaded._begun = bool(state["begun"])
-            parameters = {
-                name: {"layers": [_array(t) for t in entry["layers"]], "velocity": _array(entry["velocity"])}
-                for name, entry in state["parameters"].items()
-            }
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"this is no state of dblp.attach: carry: {error!r}") from None
-        loaded._store.load_state_dict({**state, "parameters": parameters})
-        for name, entry in parameters.items():
-            self._check(name, entry)
+        loaded._store.load_state_dict(array_state(state, self._sizes, "carry"))
         return loaded
-
-    def _check(self, name: str, entry: Mapping[str, Any]) -> None:
-        if name not in self._sizes:
-            raise ConfigError(f"carry: the model has no parameter {name!r}; load a state of the same model")
-        for values in (*entry["layers"], entry["velocity"]):
-            if values is not None and len(values) != self._sizes[name]:
-                raise ConfigError(
-                    f"carry: parameter {name!r} has {self._sizes[name]} elements, {len(values)} are carried; "
-                    "load a state of the same model"
-                )
-
-
-def _array(values: torch.Tensor | None) -> Any:
-    return None if values is None else values.detach().cpu().numpy()

@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 from dblp.collectives.algorithms import check_policy
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
+from dblp.collectives.compression.base import Method
 from dblp.collectives.phases import Needs, Phase, Phases
 from dblp.collectives.presets import Preset, preset
 from dblp.collectives.priority import Priority
@@ -43,6 +44,13 @@ from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
 from dblp.collectives.torch.carries import Carries
+from dblp.collectives.torch.compression import (
+    ModelCompression,
+    check_compressed,
+    check_optimizer,
+    controller_of,
+    method_of,
+)
 from dblp.collectives.torch.hadamard import rotate_, unrotate_
 from dblp.collectives.torch.plain import plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
@@ -50,7 +58,7 @@ from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.policy import Consistency, Policy, Tags
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Of ``Attachment.state_dict``."""
 _log = logging.getLogger("dblp")
 _followed: WeakSet[BudgetController] = WeakSet()
@@ -70,7 +78,10 @@ class Attachment:
         budget: BudgetController | None,
         optimizer: Optimizer | None,
         history: int,
+        compression: ModelCompression | None = None,
     ) -> None:
+        self.compression = compression
+        """What compresses the gradients; None: nothing does."""
         self._model = model
         self._group = group
         self._policy = policy
@@ -96,7 +107,10 @@ class Attachment:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._policy = _checked(policy, self._group, self._budget)
+        checked = _checked(policy, self._group, self._budget)
+        if self.compression is not None:
+            check_compressed(self.compression.method, checked)
+        self._policy = checked
 
     @property
     def budget(self) -> BudgetController | None:
@@ -123,8 +137,11 @@ class Attachment:
     def epoch(self, number: int | None = None) -> None:
         """An epoch begins: call it on all ranks before its first iteration, with the epoch's number or without.
 
-        Without a controller it does nothing. Raises ConfigError for a number below the running epoch's.
+        Without a controller or a compression that has a warm-up it does nothing. Raises ConfigError for a number below the
+        running epoch's.
         """
+        if self.compression is not None:
+            self.compression.epoch(number)
         if self._budget is not None:
             self._budget.epoch(number)
 
@@ -165,6 +182,7 @@ class Attachment:
             "summary": {name: getattr(summary, name) for name in Summary.__dataclass_fields__},
             "budget": None if self._budget is None else self._budget.state_dict(),
             "carry": self._carries.state_dict(),
+            "compression": None if self.compression is None else self.compression.state_dict(),
             "iterations": self._iterations,
             "rounds": self._rounds,
             "synced_at": self._synced_at,
@@ -176,14 +194,19 @@ class Attachment:
         try:
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
-            budget, carry = state["budget"], state["carry"]
+            budget, carry, compression = state["budget"], state["carry"], state.get("compression")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of dblp.attach: {error!r}") from None
         if (budget is None) != (self._budget is None):
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
             raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
         _check_algorithm(policy, self._group, self._budget)
+        if (compression is None) != (self.compression is None):
+            has, lacks = ("the state", "attach was given") if compression else ("attach", "the state has")
+            raise ConfigError(f"{has} has a compression, {lacks} none: resume with what was saved")
         carries = self._carries.loaded(carry)
+        if self.compression is not None:
+            self.compression.load_state_dict(compression or {})
         if self._budget is not None:
             self._budget.load_state_dict(budget)
         self._policy, self._carries = policy, carries
@@ -323,13 +346,15 @@ def attach(
     budget: BudgetController | None = None,
     optimizer: Optimizer | None = None,
     history: int = 1024,
+    compression: Method | str | None = None,
 ) -> Attachment:
     """Average the gradients of ``model`` over the network under ``policy``: a policy, a preset or the name of one (default:
     exact). A preset's own controller is taken where ``budget`` gives none.
 
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
-    detectors find the learning rate. ``history``: reports to keep. Raises UnsupportedError if the model is not wrapped in
+    detectors find the learning rate. ``history``: reports to keep. ``compression``: a method, or a string such as
+    ``"topk(ratio=0.01)"`` (docs/compression.md), over exact rounds. Raises UnsupportedError if the model is not wrapped in
     DistributedDataParallel, if its process group is not of the backend "dblp", or if the policy's algorithm can't do what the
     policy asks for; ConfigError for what is no policy, controller, optimizer, algorithm or number of reports, for a model with
     a hook, for a controller that follows another model, and for name patterns that fit no parameter.
@@ -355,7 +380,14 @@ def attach(
     _check_controller(budget)
     _check_others(model, optimizer, history)
     checked = _checked(policy if policy is not None else Policy(), group, budget)
-    attachment = Attachment(model, group, checked, budget, optimizer, history)
+    compressing = None
+    if compression is not None:
+        method = method_of(compression)
+        check_compressed(method, checked)
+        check_optimizer(method, optimizer)
+        budget = controller_of(method, budget, optimizer)
+        compressing = ModelCompression(group, method, model.module)
+    attachment = Attachment(model, group, checked, budget, optimizer, history, compressing)
     model.register_comm_hook(attachment, _hook)
     model.register_forward_pre_hook(attachment.before_forward)
     _attached.add(model)
@@ -368,14 +400,19 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     """Start the round of one bucket; DDP requires the parameter's name."""
     iteration, layout, policy, carry = state.begin_round(bucket)
     seed = state.rotate(bucket.buffer(), policy)
-    priority = state.priority_of(layout, policy)
-    work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
+    if state.compression is not None:
+        iteration.measure(bucket.buffer(), layout)  # what is delivered has a norm of the compression's making
+        work = state.compression.start(bucket, layout, state._iterations - 1, state.phases)
+    else:
+        priority = state.priority_of(layout, policy)
+        work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
 
     def ended(future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensor = future.value()[0]  # raises the round's error
         if seed is not None:
             unrotate_(tensor, seed)
-        iteration.measure(tensor, layout)
+        if state.compression is None:
+            iteration.measure(tensor, layout)
         state.end_round(iteration, work.report)
         return tensor
 

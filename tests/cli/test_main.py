@@ -25,6 +25,8 @@ TRAIN_REFUSALS = [
     (["--optimizer", "lion"], "sgd, adamw"),
     (["--policy", "none"], "'none'"),
     (["--policy", "bounded", "--arms", "gloo,tcp"], "'tcp'"),
+    (["--compression", "zip"], "'zip' is no compression method"),
+    (["--compression", "dgc; topk(2)"], "compression, column 6"),
 ]
 
 

@@ -10,8 +10,8 @@ from dblp.cli.host import document, write_json
 from dblp.cli.launch import WorkerError
 from dblp.cli.train.figures import _by_arm, draw
 from dblp.cli.train.outcome import Collector, combine
-from dblp.cli.train.policies import ARMS
-from dblp.cli.train.table import perplexities, summary_table, verdict
+from dblp.cli.train.policies import ARMS, method_of, parse_compressions, policy_of
+from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
 from dblp.collectives.presets import presets
 from dblp.errors import LocalError
 
@@ -21,7 +21,7 @@ TRAFFIC = {
 }  # fmt: skip
 RECORD_KEYS = [
     "arm", "seed", "test_accuracy", "test_perplexity", "wall_s", "allreduce_p50_s", "allreduce_p99_s", "network_loss",
-    "missing_share", "retransmitted_share",
+    "missing_share", "retransmitted_share", "compression_ratio",
 ]  # fmt: skip
 
 
@@ -183,3 +183,18 @@ def test_json_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match="--json"):
         write_json(tmp_path / "file" / "x.json", {})
+
+
+def test_compression_is_an_arm_and_tells_its_sizes():
+    arms = parse_compressions(" topk(ratio=0.01) ;dgc(0.01,indices=delta)")
+    assert arms == ["topk(ratio=0.01)", "dgc(0.01,indices=delta)"] and parse_compressions(" ") == []
+    method, policy = method_of(arms[0]), policy_of(arms[0], 0.1, "stall")
+    assert method is not None and method.name == "topk" and policy is not None and policy.name == "exact"
+    assert method_of("gloo") is method_of("dblp-exact") is method_of("mlt") is None
+    sizes_of = {"gradient_bytes": 4000, "payload_bytes": 100}
+    compressed = combine([result(arms[0], rank=rank, traffic=TRAFFIC | sizes_of) for rank in (0, 1)])
+    assert compressed.compression_ratio == compressed.record()["compression_ratio"] == 40.0
+    assert sizes([compressed, *outcomes()]) == "gradients smaller by a factor of: topk(ratio=0.01) 40.0"
+    assert sizes(outcomes()) is None
+    table = text_of(summary_table([compressed, *outcomes()]))
+    assert "topk(ratio=0" in table and "\u2026" not in table, "no cell is cut off"

@@ -322,7 +322,7 @@ def test_a_checkpoint_goes_on_where_the_run_was(rule):
 
 def test_states_and_layouts_that_do_not_fit_are_refused():
     store = store_with([1, 2, 3, 4, 5])
-    with pytest.raises(ConfigError, match="'a' has 4 elements, 3 are carried"):
+    with pytest.raises(ConfigError, match="'a' has 4 elements, 3 are held"):
         store.residual([("a", 4)])
     with pytest.raises(ConfigError, match="stands twice"):
         store.residual([("a", 3), ("a", 3)])

@@ -160,7 +160,7 @@ def _refusals(attachment, state):
     for words, broken in [
         ("no state of dblp.attach", {**state, "carry": None}),
         ("no state of dblp.attach", {**state, "carry": {"version": 1}}),
-        ("'first' has 20000 elements, 7 are carried", with_parameters(first=entry)),
+        ("'first' has 20000 elements, 7 are held", with_parameters(first=entry)),
         ("no parameter 'fifth'", with_parameters(fifth=entry)),
         (
             "no state of a CarryStore",

@@ -16,7 +16,6 @@ from dblp.transport.impair_spec import (
     Corrupt,
     Delay,
     Duplicate,
-    Element,
     GilbertElliott,
     GilbertElliottTime,
     ImpairSpec,
@@ -26,6 +25,7 @@ from dblp.transport.impair_spec import (
     Reorder,
     parse_impair,
 )
+from dblp.transport.spec import Element
 
 shares = st.floats(0.0, 1.0)
 above_zero = st.floats(1e-9, 1e6)

@@ -21,8 +21,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dblp.cli.network import DatagramCount, datagram_count
+from dblp.cli.train.optimizers import MOMENTUM
 from dblp.cli.train.plan import TrainPlan
-from dblp.cli.train.policies import policy_of
+from dblp.cli.train.policies import method_of, policy_of
+from dblp.collectives.compression.base import Method
+from dblp.collectives.compression.dgc import DGC
+from dblp.collectives.compression.rounds import Totals
 from dblp.collectives.presets import Preset
 from dblp.collectives.torch.hook import Attachment, attach
 from dblp.transport.policy import Consistency
@@ -54,6 +58,9 @@ class TimedDDP(DistributedDataParallel):
 class Arm:
     """One arm in this process: attaches to a model and counts its traffic."""
 
+    momentum: float = MOMENTUM
+    """What is left to the optimiser."""
+
     def attach(self, model: TimedDDP) -> None:
         """Register the arm's hook on a model."""
         raise NotImplementedError
@@ -81,16 +88,19 @@ class GlooArm(Arm):
 
 
 class DblpArm(Arm):
-    """dblp's hook under a policy."""
+    """dblp's hook under a policy, or with compression."""
 
-    def __init__(self, policy: Preset) -> None:
+    def __init__(self, policy: Preset, compression: Method | None) -> None:
         self._policy = policy
+        self._compression = compression
+        if isinstance(compression, DGC) and compression.momentum:
+            self.momentum = 0.0
         self._attachment: Attachment | None = None
         self._before = DatagramCount()
 
     def attach(self, model: TimedDDP) -> None:
         """Register dblp's hook."""
-        self._attachment = attach(model, self._policy)
+        self._attachment = attach(model, self._policy, compression=self._compression)
         self._before = datagram_count(dist.group.WORLD)
 
     def begin_epoch(self, number: int) -> None:
@@ -109,7 +119,10 @@ class DblpArm(Arm):
         assert self._attachment is not None
         summary = self._attachment.summary
         datagrams = datagram_count(dist.group.WORLD) - self._before
+        compression = self._attachment.compression
+        sizes = {} if compression is None else _sizes(compression.totals)
         return {
+            **sizes,
             "datagrams_offered": datagrams.offered,
             "datagrams_lost": datagrams.lost,
             "chunks_sent": summary.chunks_sent + summary.chunks_resent,
@@ -117,6 +130,10 @@ class DblpArm(Arm):
             "chunks_missing": summary.missing_chunks,
             "chunks_expected": summary.bounded_chunks,
         }
+
+
+def _sizes(totals: Totals) -> dict[str, int]:
+    return {"gradient_bytes": totals.dense_bytes, "payload_bytes": totals.payload_bytes}
 
 
 @contextmanager
@@ -129,7 +146,7 @@ def open_arm(
         backend = "gloo" if policy is None else "dblp"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        yield GlooArm() if policy is None else DblpArm(policy)
+        yield GlooArm() if policy is None else DblpArm(policy, method_of(name))
     finally:
         dist.destroy_process_group()
 

@@ -10,7 +10,16 @@ import typer
 from dblp.cli.extras import require
 from dblp.cli.options import parse_choice, parse_choices, parse_seeds
 from dblp.cli.train.plan import DEFAULT_IMPAIR, TrainPlan
-from dblp.cli.train.policies import ARMS, BOUNDED, EXACT, GLOO, POLICIES, arm_of, known_arms
+from dblp.cli.train.policies import (
+    ARMS,
+    BOUNDED,
+    EXACT,
+    GLOO,
+    POLICIES,
+    arm_of,
+    known_arms,
+    parse_compressions,
+)
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
 from dblp.errors import ConfigError
 from dblp.transport.impair_spec import parse_impair
@@ -25,6 +34,12 @@ def train(
     ] = None,
     policy: Annotated[
         str, typer.Option(help=f"Compare {GLOO}, {EXACT} and policies by name: {', '.join(POLICIES)}.")
+    ] = "",
+    compression: Annotated[
+        str,
+        typer.Option(
+            help="Compare also these compression methods, over exact rounds: 'topk(ratio=0.01); dgc' (docs/compression.md)."
+        ),
     ] = "",
     ranks: Annotated[int, typer.Option(help="Local workers.")] = 4,
     data: Annotated[
@@ -58,7 +73,7 @@ def train(
     optimizer = parse_choice("--optimizer", optimizer or recipe.optimizer, OPTIMIZERS)
     parse_impair(impair)
     plan = TrainPlan(
-        arms=_arms(arms, policy),
+        arms=_arms(arms, policy, compression),
         seeds=tuple(parse_seeds(seeds)),
         ranks=ranks,
         data=data,
@@ -84,12 +99,15 @@ def _data_and_model(data: str | None, model: str | None) -> tuple[str, str]:
     return default_data(model) if data is None else data, model
 
 
-def _arms(arms: str | None, policy: str) -> tuple[str, ...]:
-    """The arms of ``--arms``, then those of ``--policy``, each once."""
+def _arms(arms: str | None, policy: str, compression: str) -> tuple[str, ...]:
+    """The arms of ``--arms``, then those of ``--policy`` and of ``--compression``, each once."""
+    compressed = parse_compressions(compression)
     if arms is None:
-        arms = ",".join((GLOO, EXACT) if policy else ARMS)
+        arms = ",".join((GLOO, EXACT) if policy or compressed else ARMS)
     policies = parse_choices("--policy", policy, tuple(POLICIES)) if policy else []
-    return tuple(dict.fromkeys([*parse_choices("--arms", arms, known_arms()), *map(arm_of, policies)]))
+    return tuple(
+        dict.fromkeys([*parse_choices("--arms", arms, known_arms()), *map(arm_of, policies), *compressed])
+    )
 
 
 def _train(plan: TrainPlan, figure: Path, json: Path | None) -> None:
@@ -98,7 +116,7 @@ def _train(plan: TrainPlan, figure: Path, json: Path | None) -> None:
     from dblp.cli.host import document, write_json
     from dblp.cli.train.data import load
     from dblp.cli.train.figures import draw
-    from dblp.cli.train.table import perplexities, summary_table, verdict
+    from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
 
     console = Console()
     samples = len(load(plan.data, plan.folder).train_targets)
@@ -107,7 +125,7 @@ def _train(plan: TrainPlan, figure: Path, json: Path | None) -> None:
     console.print(_headline(plan, samples), highlight=False)
     outcomes = run(plan, console)
     console.print(summary_table(outcomes))
-    for line in (perplexities(outcomes), verdict(outcomes)):
+    for line in (perplexities(outcomes), sizes(outcomes), verdict(outcomes)):
         if line is not None:
             console.print(line, highlight=False)
     console.print(f"replicas identical on all {plan.ranks} ranks in every run", highlight=False)

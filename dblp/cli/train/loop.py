@@ -57,7 +57,7 @@ class _Run:
         self._model = TimedDDP(samples.build(plan.model, seed=seed))
         arm.attach(self._model)
         self._steps = len(samples) // plan.batch
-        self._optimizer = optimizer(plan.optimizer, self._model.parameters(), plan.lr)
+        self._optimizer = optimizer(plan.optimizer, self._model.parameters(), plan.lr, momentum=arm.momentum)
         self._schedule = one_cycle(self._optimizer, plan.lr, self._steps * plan.epochs)
         self._losses: list[float] = []
         self._scores: list[Score] = []

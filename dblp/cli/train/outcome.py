@@ -40,6 +40,8 @@ class Outcome:
     """Share of the gradient chunks that peers sent and receivers did without."""
     retransmitted_share: float | None
     """Retransmissions as a share of all chunks sent."""
+    compression_ratio: float | None = None
+    """Bytes of the gradients over those of what ranks put into their rounds; None without compression."""
 
     def record(self) -> dict[str, Any]:
         """The flat record of this outcome for JSON."""
@@ -54,6 +56,7 @@ class Outcome:
             "network_loss": self.network_loss,
             "missing_share": self.missing_share,
             "retransmitted_share": self.retransmitted_share,
+            "compression_ratio": self.compression_ratio,
             "rounds": self.rounds,
         }
 
@@ -96,6 +99,7 @@ def combine(results: Sequence[dict[str, Any]]) -> Outcome:
         network_loss=_share(traffic, "datagrams_lost", "datagrams_offered"),
         missing_share=_share(traffic, "chunks_missing", "chunks_expected"),
         retransmitted_share=_share(traffic, "chunks_resent", "chunks_sent"),
+        compression_ratio=_share(traffic, "gradient_bytes", "payload_bytes"),
     )
 
 

@@ -1,12 +1,15 @@
-"""The arms of ``dblp train``: gloo, and dblp under policies by name.
+"""The arms of ``dblp train``: gloo, dblp under policies by name, and dblp with compressed gradients.
 
-A named policy is one entry of ``POLICIES``; its arm has its name, but for the two that every comparison starts from.
+A named policy is one entry of ``POLICIES``; its arm has its name, but for the two that every comparison starts from. An arm with
+compression is called by the string that names the method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from dblp.collectives.compression.base import Method
+from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.presets import Preset, preset, presets
 from dblp.transport.policy import Bounded
 
@@ -38,7 +41,22 @@ def known_arms() -> tuple[str, ...]:
     return (GLOO, *map(arm_of, POLICIES))
 
 
+def parse_compressions(text: str) -> list[str]:
+    """Arms of compression methods, from ``"topk(ratio=0.01); dgc"``; raises ConfigError for what is none."""
+    arms = [part.strip() for part in text.split(";")] if text.strip() else []
+    for arm in arms:
+        parse_compression(arm)
+    return arms
+
+
+def method_of(arm: str) -> Method | None:
+    """The compression of an arm; None where there is none."""
+    return None if arm in known_arms() else parse_compression(arm)
+
+
 def policy_of(arm: str, budget: float, stop: str) -> Preset | None:
     """The policy of an arm, with what it asks of the transport; None for gloo. Raises ConfigError for a budget or stop rule
     that is none."""
+    if arm not in known_arms():
+        return preset("exact")
     return next((make(budget, stop) for name, make in POLICIES.items() if arm_of(name) == arm), None)

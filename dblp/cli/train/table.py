@@ -22,7 +22,7 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
         pad_edge=False,
         caption="mean of seeds " + ", ".join(map(str, seeds)) if len(seeds) > 1 else None,
     )
-    table.add_column("\narm", style="bold", no_wrap=True)
+    table.add_column("\narm", style="bold", max_width=14, overflow="fold")  # a method's string may be long
     headings = (
         "test\naccuracy",
         "\ntime",
@@ -46,6 +46,16 @@ def perplexities(outcomes: Sequence[Outcome]) -> str | None:
     }
     known = [f"{arm} {mean:.3f}" for arm, mean in means.items() if mean is not None]
     return "test perplexity: " + ", ".join(known) if known else None
+
+
+def sizes(outcomes: Sequence[Outcome]) -> str | None:
+    """How much smaller each arm's gradients became in one line; None without compression."""
+    means = {
+        arm: _mean_of(of_arm, lambda outcome: outcome.compression_ratio)
+        for arm, of_arm in _by_arm(outcomes).items()
+    }
+    known = [f"{arm} {mean:.1f}" for arm, mean in means.items() if mean is not None]
+    return "gradients smaller by a factor of: " + ", ".join(known) if known else None
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str | None:

@@ -1,0 +1,98 @@
+"""Accordion (Agarwal et al., arXiv 2010.16248): top-k by parameter, with more in critical phases than in tolerant ones.
+
+The phases are those of a controller, as for budgets (``budget.py``, ``phases.py``): ``attach`` makes the one that ``controller``
+gives, unless it is given another. A parameter is critical where its gradient's norm has changed by ``eta`` or more from one
+check to the next, and, if ``attach`` knows the optimiser, where the learning rate has changed; in the first interval all are.
+
+Differences from the paper: what is compared is the root mean square over an interval of the norms of a rank's own gradients, of
+the rank where it is largest, not the norm of a sum over an epoch; all ranks decide from the same numbers, none is asked by the
+others; a parameter of which half or more is sent goes as it is, in an all-reduce, which costs less than values with indices.
+``critical`` and ``tolerant`` are what the released code keeps with top-k; its other compressor, PowerSGD with rank 2 and 1, isn't
+built here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dblp.collectives.budget import BudgetController, Budgets, Interval
+from dblp.collectives.compression.base import Array, Job, Part
+from dblp.collectives.compression.entries import Indices
+from dblp.collectives.compression.selection import largest
+from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, PartlyDense, share_of
+from dblp.collectives.phases import ETA, Detector, LearningRateChange, NormChange, Phase
+from dblp.transport.spec import Kind, arg
+
+CHANGE = Kind(
+    "a relative change above 0",
+    float,
+    lambda value: isinstance(value, (int, float)) and 0.0 < value < float("inf"),
+    lambda value: repr(float(value)),
+)
+EPOCHS = Kind("a whole number from 1", int, lambda value: isinstance(value, int) and 1 <= value <= 10**9, str)
+DENSE_FROM = 0.5
+"""Share from which on a parameter goes as it is: an index has as many bytes as a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accordion(PartlyDense):
+    """Two shares, by phase."""
+
+    name: ClassVar[str] = "accordion"
+    critical: float = arg("critical", RATIO, default=0.99)
+    """Share of a parameter's elements that is sent in its critical phases."""
+    tolerant: float = arg("tolerant", RATIO, default=0.1)
+    """The same in tolerant ones."""
+    eta: float = arg("eta", CHANGE, default=ETA)
+    epochs: int = arg("epochs", EPOCHS, default=10)
+    """Epochs from check to check (the paper's 10; 5 for its LSTM)."""
+    values: str = arg("values", VALUES, default="full")
+    indices: str = arg("indices", INDICES, default="plain")
+
+    def controller(self, *, learning_rate: bool) -> BudgetController:
+        """A controller of its own phases; ``learning_rate``: it will be told."""
+        detector: Detector = NormChange(self.eta, layers=True)
+        if learning_rate:
+            detector = detector | LearningRateChange()
+        nothing = Budgets(low=0.0, high=0.0)
+        return BudgetController(detector, nothing, interval=Interval(epochs=self.epochs), average_norms=True)
+
+    def ratio_of(self, job: Job, part: Part) -> float:
+        """The share of a parameter in this round."""
+        return self.critical if job.phases.of(part.name) is Phase.CRITICAL else self.tolerant
+
+    def dense(self, job: Job, part: Part) -> bool:
+        """Where the share is half or more."""
+        return self.ratio_of(job, part) >= DENSE_FROM
+
+    def compress(self, job: Job) -> Array:
+        """What is dense is taken out first."""
+        job.notes["dense"] = dense = self.dense_of(job, job.values)
+        if not job.spoiled:
+            self.set_dense(job, job.values, np.zeros_like(dense))
+        return PartlyDense.compress(self, job)
+
+    def select(self, job: Job) -> Indices:
+        """The largest of each other parameter."""
+        found = [np.empty(0, np.int64)]
+        for part, low, flat in zip(
+            job.bucket.parts, job.bucket.bounds.tolist(), job.bucket.cut(job.values), strict=False
+        ):
+            if not self.dense(job, part):
+                found.append(largest(flat, share_of(part.size, self.ratio_of(job, part))) + low)
+        return np.concatenate(found)
+
+    def target(self, job: Job) -> int:
+        """The sum of their shares."""
+        parts = [part for part in job.bucket.parts if not self.dense(job, part)]
+        return sum(share_of(part.size, self.ratio_of(job, part)) for part in parts)
+
+    def own_part(self, job: Job, sent: Array) -> Array:
+        """Entries and what is dense."""
+        out = PartlyDense.own_part(self, job, sent)
+        if not job.spoiled:
+            self.set_dense(job, out, job.notes["dense"])
+        return out

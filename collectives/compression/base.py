@@ -1,0 +1,318 @@
+"""The one interface of all compression methods.
+
+Theory of operation. A round averages one bucket over all ranks in four steps, the same on every rank and in the same order:
+
+1. ``begin``: what the rank withheld in earlier rounds (its residual) and the new gradient become ``job.values``.
+2. ``agree``: what all ranks must know before they encode (a common scale, a common basis); most methods need nothing.
+3. ``compress``: the rank encodes what it sends, and takes it out of ``job.values`` **in place**: what is left there is its new
+   residual. ``exchange`` posts the rounds that carry it.
+4. ``decompress``: the average over all ranks, from what came.
+
+The contract (error feedback): ``values before compress == what the rank sent + values after it``, for every element, exactly
+where the arithmetic of the residual allows it. Values and residuals are sums of gradients in the gradient's own unit, float32
+(float64 for gradients of float64), ``(size,)`` of the bucket; ``decompress`` gives an average over the ranks. All ranks compute
+the average from the same bytes in the same order, so that replicas stay identical.
+
+What is not finite. A rank whose values hold an infinity or NaN sends nothing of that bucket but the news of it: the average is
+NaN in every element, on every rank, so that whoever scales losses sees it. On that rank the elements at fault restart at zero,
+all others stay withheld. So it is passed on, and never enters a residual.
+
+A method is a frozen dataclass of its options (``transport/spec.py``) without state of its own: a bucket's state is its
+``Memory``, what belongs to a parameter as a whole is in ``job.factors``, and randomness is drawn by the number of the round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.collectives.compression.link import Bytes, Link
+from dblp.collectives.compression.memory import Memory
+from dblp.collectives.phases import Phase, Phases
+from dblp.collectives.reduction import DType, narrow_bfloat16, widen_bfloat16
+from dblp.transport.spec import Element
+
+Array = npt.NDArray[Any]
+
+_QUIET = np.errstate(over="ignore", invalid="ignore")
+"""A gradient that overflows is a matter of those who train."""
+HEADER_BYTES = 8
+"""Of a gathered payload: the first byte is 1 if the sender's values were not finite; eight keep what follows aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One parameter's place in a bucket."""
+
+    name: str
+    """As ``module.named_parameters()`` gives it."""
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+
+class Bucket:
+    """The parameters whose gradients lie one behind the other in a flat gradient."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self.layout = tuple((part.name, part.size) for part in parts)
+        """Names and sizes, for stores."""
+        self.bounds: npt.NDArray[np.int64] = np.cumsum([0, *(part.size for part in parts)], dtype=np.int64)
+        """Where each part begins, and the end: (parts + 1,), in elements."""
+        self.size = int(self.bounds[-1])
+        """Elements."""
+
+    def cut(self, flat: Array) -> list[Array]:
+        """Views of a flat array, one for each part."""
+        return [
+            flat[low:high]
+            for low, high in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True)
+        ]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One bucket of one rank in one round."""
+
+    bucket: Bucket
+    memory: Memory
+    gradient: Array
+    """The rank's gradient, in its own type, (size,); left alone until ``decompress``."""
+    kind: DType
+    """The gradient's type."""
+    rank: int
+    world_size: int
+    number: int = 0
+    """Of the round, counted alike on all ranks."""
+    iteration: int = 0
+    """Backward passes before this one."""
+    epoch: int = 0
+    phases: Phases = field(default_factory=lambda: Phases(Phase.CRITICAL))
+    """Of the training, by parameter; the same on all ranks."""
+    seed: int = 0
+    factors: dict[str, Array] = field(default_factory=dict)
+    """What a method keeps of a parameter as a whole, by name; the same on all ranks."""
+    spoiled: bool = False
+    """The average will be NaN: this rank's values are not finite, or all ranks know that another's are not."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What one step of a method leaves for the next."""
+
+    _values: Array | None = None
+
+    @property
+    def values(self) -> Array:
+        """Gradient and residual; after ``compress`` what is withheld."""
+        assert self._values is not None
+        return self._values
+
+    @values.setter
+    def values(self, values: Array) -> None:
+        self._values = values
+
+    def zeros(self) -> Array:
+        """(size,), in the residual's type."""
+        return self.memory.zeros()
+
+    def own_rng(self) -> np.random.Generator:
+        """Random numbers of this rank in this round."""
+        return np.random.default_rng([self.seed, self.number, 1 + self.rank])
+
+    def shared_rng(self) -> np.random.Generator:
+        """Random numbers of this round, the same on all ranks."""
+        return np.random.default_rng([self.seed, self.number, 0])
+
+
+class Method(Element, ABC):
+    """A compression method; see the module's docstring for the contract of each step."""
+
+    __slots__ = ()
+
+    @property
+    def keeps(self) -> bool:
+        """What is not sent is kept for the next round; if not, it is discarded."""
+        return True
+
+    def check(self, world_size: int) -> None:  # most methods take any
+        """Raise ConfigError if the method cannot work between so many ranks."""
+
+    def begin(self, job: Job, gradient: Array) -> None:
+        """Make ``job.values`` of the residual and ``gradient`` ((size,), in the residual's type, left alone)."""
+        self.absorb(job, gradient)
+        drop_spoiled(job, job.values)
+
+    @_QUIET
+    def absorb(self, job: Job, gradient: Array) -> None:
+        """The first half of ``begin``: without a look at what is finite."""
+        memory = job.memory
+        if not self.keeps or memory.residual is None:
+            job.values = gradient.copy()
+        else:
+            memory.residual += gradient
+            job.values = memory.residual
+        memory.residual = job.values if self.keeps else None
+
+    async def agree(self, job: Job, link: Link) -> None:
+        """What all ranks must know before they encode."""
+
+    @abstractmethod
+    def compress(self, job: Job) -> Array:
+        """Encode what is sent and take it out of ``job.values``, in place. Heavy: may run on a thread of its own."""
+
+    @abstractmethod
+    async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
+        """Post what ``compress`` gave; returns what gives the ranks' contributions, or their sum, when it has come."""
+
+    @abstractmethod
+    def decompress(self, job: Job, received: list[Array]) -> Array:
+        """The average over the ranks, (size,), in the residual's type. Heavy: may run on a thread of its own."""
+
+    @abstractmethod
+    def own_part(self, job: Job, sent: Array) -> Array:
+        """What of this rank is in ``sent``, as the others will count it, (size,): the first term of the contract."""
+
+
+class Gathered(Method):
+    """Methods whose ranks gather each other's payloads and add up what is in them."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def encode(self, job: Job) -> Bytes:
+        """What is sent of ``job.values``, which it is taken out of."""
+
+    @abstractmethod
+    def decode(self, job: Job, body: Bytes, rank: int, out: Array) -> None:
+        """Add a rank's contribution to ``out``, (size,). Raises MismatchError that names the rank if it is no such body."""
+
+    @abstractmethod
+    def room(self, job: Job) -> int | None:
+        """Bytes of a body where all ranks' are equally long, else None."""
+
+    @abstractmethod
+    def most(self, job: Job) -> int:
+        """Bytes that a body can have."""
+
+    def compress(self, job: Job) -> Array:
+        """Header and body."""
+        room = self.room(job)
+        body: Bytes = np.empty(0, np.uint8) if job.spoiled else self.encode(job)
+        payload = np.zeros(HEADER_BYTES + (body.size if room is None else room), np.uint8)
+        payload[0] = job.spoiled
+        payload[HEADER_BYTES : HEADER_BYTES + body.size] = body
+        return payload
+
+    async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
+        """All-gather of the payloads, of their lengths first where they differ."""
+        if self.room(job) is None:
+            return await link.gather_uneven(sent, HEADER_BYTES, HEADER_BYTES + self.most(job))
+        return link.gather(sent)
+
+    def decompress(self, job: Job, received: list[Array]) -> Array:
+        """The mean of what the ranks sent, added in rank order."""
+        out = job.zeros()
+        if job.spoiled or any(payload[0] for payload in received):
+            job.spoiled = True
+            out.fill(np.nan)
+            return out
+        for rank, payload in enumerate(received):
+            self.decode(job, payload[HEADER_BYTES:], rank, out)
+        return mean_of(out, job.world_size)
+
+    def own_part(self, job: Job, sent: Array) -> Array:
+        """Its own payload, decoded."""
+        out = job.zeros()
+        if not job.spoiled:
+            self.decode(job, sent[HEADER_BYTES:], job.rank, out)
+        return out
+
+
+class Summed(Method):
+    """Methods whose codes are added up as they are: ranks send lanes, an all-reduce sums or averages them."""
+
+    __slots__ = ()
+    op: ClassVar[str] = "sum"
+    """Of the all-reduce."""
+
+    @abstractmethod
+    def lanes(self, job: Job) -> tuple[int, str]:
+        """How many lanes there are, and their element type."""
+
+    @abstractmethod
+    def encode(self, job: Job) -> Array:
+        """What is sent of ``job.values``, which it is taken out of: the lanes."""
+
+    @abstractmethod
+    def decode(self, job: Job, lanes: Array, ranks: int) -> Array:
+        """The average, (size,), of lanes that ``ranks`` ranks have summed up (where ``op`` is "sum")."""
+
+    def compress(self, job: Job) -> Array:
+        """The lanes; NaN where the values were not finite, which no sum hides."""
+        if not job.spoiled:
+            return self.encode(job)
+        count, dtype = self.lanes(job)
+        if dtype == "bfloat16":
+            return np.full(count, 0x7FC0, np.uint16)
+        return np.full(count, np.nan, np.dtype(dtype))
+
+    async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
+        """An all-reduce of the lanes, in place."""
+        return link.collect(link.sum(sent, self.op, self.lanes(job)[1]))
+
+    def decompress(self, job: Job, received: list[Array]) -> Array:
+        """The sum, decoded."""
+        out = self.decode(job, received[0], job.world_size)
+        if not finite(out):
+            job.spoiled = True
+            out = np.full(job.bucket.size, np.nan, out.dtype)
+        return out
+
+    def own_part(self, job: Job, sent: Array) -> Array:
+        """Its own lanes, decoded as a sum of one."""
+        return job.zeros() if job.spoiled else self.decode(job, sent, 1)
+
+
+@_QUIET
+def drop_spoiled(job: Job, *arrays: Array) -> None:
+    """Note whether the first of ``arrays`` (all (size,)) is finite; where it is not, all restart at zero, in place."""
+    if finite(arrays[0]):
+        return
+    spoiled = ~np.isfinite(arrays[0])
+    for array in arrays:
+        array[spoiled] = 0
+    job.spoiled = True
+
+
+@_QUIET
+def finite(values: Array) -> bool:
+    """True if all are."""
+    # One pass without a temporary: a NaN or an infinity survives every sum. Only where that overflows is there a second one.
+    return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
+
+
+def mean_of(total: Array, ranks: int) -> Array:
+    """Divide in place."""
+    if ranks > 1:
+        total /= total.dtype.type(ranks)
+    return total
+
+
+def widened(array: Array, kind: DType, dtype: np.dtype[Any]) -> Array:
+    """``array`` of a kind in ``dtype``: itself where it has that already."""
+    wide: Array = widen_bfloat16(array) if kind.name == "bfloat16" else array
+    return wide.astype(dtype, copy=False)
+
+
+@_QUIET
+def narrowed(values: Array, kind: DType) -> Array:
+    """Values in the storage type of a kind, rounded to nearest even."""
+    return narrow_bfloat16(values) if kind.name == "bfloat16" else values.astype(kind.storage, copy=False)

@@ -1,0 +1,190 @@
+"""Compression of a DDP model's buckets: what ``collectives/compression`` does for numpy arrays, between DDP and checkpoints.
+
+The rounds run on a group of their own, so that they cannot get between what DDP itself sends. Heavy steps run on threads, since
+numpy lets go of the interpreter, and the engine's thread serves the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+from dblp.collectives.budget import BudgetController
+from dblp.collectives.compression.accordion import Accordion
+from dblp.collectives.compression.base import Bucket, Method, Part
+from dblp.collectives.compression.dgc import DGC
+from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.compression.rounds import Compression, Totals
+from dblp.collectives.phases import Phases
+from dblp.collectives.report import Report
+from dblp.collectives.torch.backend import DblpProcessGroup
+from dblp.collectives.torch.buckets import BucketLayout
+from dblp.collectives.torch.keyed import array_state, tensor_state
+from dblp.collectives.torch.work import DblpWork
+from dblp.errors import ConfigError, MismatchError, UnsupportedError
+from dblp.transport.policy import Policy
+
+_THREADS = 2
+"""Buckets that are compressed at a time, in a process."""
+
+
+class _Threads:
+    """The process's threads for heavy steps; a forked child starts its own."""
+
+    def __init__(self) -> None:
+        self.pool: ThreadPoolExecutor | None = None
+
+    async def run(self, step: Callable[[], Any]) -> Any:
+        """Run a step on one of them."""
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dblp-compression")
+        return await asyncio.get_running_loop().run_in_executor(self.pool, step)
+
+    def forget(self) -> None:
+        """In a forked child: the parent's threads are not there."""
+        self.pool = None
+
+
+_threads = _Threads()
+os.register_at_fork(after_in_child=_threads.forget)
+
+
+class ModelCompression:
+    """The compression of one model's gradients."""
+
+    def __init__(self, group: DblpProcessGroup, method: Method, module: torch.nn.Module) -> None:
+        """All ranks make theirs in the same order; blocks until all have. Raises UnsupportedError if a gradient will not be real
+        and floating-point, MismatchError if another rank has another method."""
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and not parameter.is_floating_point():
+                raise UnsupportedError(
+                    f"parameter {name!r} is {parameter.dtype}: only real floating-point gradients are compressed"
+                )
+        _check_alike(group, method)
+        self._pg = group
+        self._sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+        self._compression = Compression(method, offload=_threads.run)
+        self._group = group.session.new_group()
+        self._buckets: dict[tuple[str, ...], Bucket] = {}
+
+    @property
+    def method(self) -> Method:
+        """What compresses."""
+        return self._compression.method
+
+    @property
+    def totals(self) -> Totals:
+        """What its rounds cost so far, on this rank."""
+        return self._compression.totals
+
+    def epoch(self, number: int | None) -> None:
+        """An epoch begins; without a number the next one."""
+        self._compression.epoch(number)
+
+    def start(
+        self, bucket: GradBucket, layout: BucketLayout, iteration: int, phases: Phases | None
+    ) -> DblpWork:
+        """Start the round of a bucket, which is averaged in place."""
+        parts = self._bucket(bucket, layout)
+
+        def reduce(array: npt.NDArray[Any], dtype: str | None, timeout_s: float) -> Awaitable[Report]:
+            return self._compression.all_reduce(
+                self._group,
+                array,
+                parts,
+                timeout_s=timeout_s,
+                iteration=iteration,
+                phases=phases,
+                dtype=dtype,
+            )
+
+        return self._pg.allreduce_compressed(bucket.buffer(), reduce)
+
+    def state_dict(self) -> dict[str, Any]:
+        """``Compression.state_dict`` in tensors."""
+        state = self._compression.state_dict()
+        factors = {name: torch.from_numpy(factor) for name, factor in state["factors"].items()}
+        return {**state, "memory": tensor_state(state["memory"]), "factors": factors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or of another model or method."""
+        try:
+            factors = {name: factor.detach().cpu().numpy() for name, factor in state["factors"].items()}
+            memory = state["memory"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"this is no state of dblp.attach: compression: {error!r}") from None
+        arrays = array_state(memory, self._sizes, "compression")
+        self._compression.load_state_dict({**state, "memory": arrays, "factors": factors})
+
+    def _bucket(self, bucket: GradBucket, layout: BucketLayout) -> Bucket:
+        if layout.names not in self._buckets:
+            shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
+            named = zip(layout.names, shapes, strict=True)
+            self._buckets[layout.names] = Bucket([Part(name, shape) for name, shape in named])
+        return self._buckets[layout.names]
+
+
+def method_of(compression: str | Method) -> Method:
+    """A method, or what its string says; raises ConfigError."""
+    if isinstance(compression, str):
+        return parse_compression(compression)
+    if not isinstance(compression, Method):
+        raise ConfigError(
+            f"compression={compression!r}: a string such as 'topk(ratio=0.01)' or a dblp.collectives.compression method is needed"
+        )
+    return compression
+
+
+def controller_of(
+    method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None
+) -> BudgetController | None:
+    """The controller whose phases a method follows: ``budget``, or its own. Raises ConfigError for one that nothing follows."""
+    if isinstance(method, Accordion):
+        return method.controller(learning_rate=optimizer is not None) if budget is None else budget
+    if budget is not None:
+        raise ConfigError(
+            f"budget= with compression {method.name!r}: its rounds are exact and have no budgets"
+        )
+    return None
+
+
+def check_compressed(method: Method, policy: Policy) -> None:
+    """Raise ConfigError for a policy that does not go with compression."""
+    if policy.lossy or policy.hadamard:
+        raise ConfigError(
+            f"compression {method.name!r} runs over exact rounds: use policy=dblp.Exact() with it, or no compression with a "
+            "loss budget"
+        )
+
+
+def _check_alike(group: DblpProcessGroup, method: Method) -> None:
+    """Raise MismatchError unless all ranks have this method with these options."""
+    code = float(zlib.crc32(str(method).encode()))
+    most = np.array([code, -code])
+    group.agree(most)
+    if most[0] != -most[1]:
+        raise MismatchError(
+            f"ranks have different compression methods, rank {group.rank()} has {method}: give all ranks the same string",
+            range(group.size()),
+        )
+
+
+def check_optimizer(method: Method, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise ConfigError if momentum would be applied twice."""
+    if optimizer is None or not isinstance(method, DGC) or not method.momentum:
+        return
+    for group in optimizer.param_groups:
+        if group.get("momentum"):
+            raise ConfigError(
+                f"dgc(momentum={method.momentum:g}) with an optimiser that has momentum={group['momentum']:g}: DGC brings the "
+                "momentum, give the optimiser momentum=0"
+            )

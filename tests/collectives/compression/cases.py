@@ -1,0 +1,96 @@
+"""What the tests of compression share: methods of every kind, jobs without a network, references."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+
+from dblp.collectives.compression.base import Array, Bucket, Job, Method, Part, widened
+from dblp.collectives.compression.memory import Memory
+from dblp.collectives.reduction import DTYPES, narrow_bfloat16
+
+TEXTS = [
+    "none",
+    "topk(0.05)",
+    "topk(0.05,indices=delta,values=fp16)",
+    "topk(0.1,selection=sampled)",
+    "topk(0.1,feedback=false)",
+    "randomk(0.1)",
+    "threshold(1.5)",
+    "threshold(1.5,indices=delta)",
+    "fp16",
+    "fp16(feedback=false)",
+    "bf16",
+    "int8",
+    "int8(exchange=gather,block=16)",
+    "int4",
+    "int4(exchange=sum,block=64)",
+    "sign",
+    "powersgd(2)",
+    "powersgd(1,min_rate=1)",
+    "dgc(0.01)",
+    "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
+    "dgc(0.05,momentum=0)",
+    "dgc(0.05,masking=false,clip=1)",
+    "accordion",
+    "accordion(critical=0.2,indices=delta)",
+]
+"""Every method, with every way to code or exchange what it sends."""
+SHAPES: list[list[tuple[int, ...]]] = [
+    [(40, 30), (40,), (30, 20), ()],
+    [(1,)],
+    [(1, 1)],
+    [(0,), (5, 0)],
+    [],
+    [(33_000, 2), (7,)],
+]
+"""Parameters of a bucket: a usual one, one element, none, and more than float16 or int16 can count."""
+
+
+def bucket(shapes: list[tuple[int, ...]]) -> Bucket:
+    return Bucket([Part(f"p{i}", shape) for i, shape in enumerate(shapes)])
+
+
+def gradient(size: int, dtype: str, seed: int = 0, *, spread: float = 2.0) -> Array:
+    """Heavy-tailed, in a type; bfloat16 as bits."""
+    rng = np.random.default_rng([seed, size])
+    values = rng.standard_normal(size) * np.exp(spread * rng.standard_normal(size))
+    if dtype == "bfloat16":
+        return narrow_bfloat16(values.astype(np.float32))
+    with np.errstate(over="ignore"):
+        return np.clip(values, -6e4, 6e4).astype(dtype)
+
+
+def wide(array: Array, dtype: str) -> Array:
+    return widened(array, DTYPES[dtype], np.dtype("float64" if dtype == "float64" else "float32"))
+
+
+def job(shapes: Bucket, array: Array, dtype: str, memory: Memory | None = None, **more: Any) -> Job:
+    kind = DTYPES[dtype]
+    if memory is None:
+        memory = Memory(shapes.size, "float64" if dtype == "float64" else "float32")
+    fields = {"rank": 0, "world_size": 2, "number": 1, "seed": 3} | more
+    return Job(bucket=shapes, memory=memory, gradient=array, kind=kind, **fields)
+
+
+class Alone:
+    """A link of one rank that stands for several with the same gradient."""
+
+    def __init__(self, ranks: int = 2) -> None:
+        self.ranks = ranks
+
+    def sum(self, array: Array, op: str = "sum", dtype: str | None = None) -> Awaitable[Array]:
+        async def done() -> Array:
+            if op == "sum":
+                np.multiply(array, array.dtype.type(self.ranks), out=array)
+            return array
+
+        return done()
+
+
+def agree(method: Method, work: Job) -> None:
+    """The method's first exchange, with ranks that hold the same."""
+    asyncio.run(method.agree(work, Alone(work.world_size)))  # type: ignore[arg-type]
