@@ -29,7 +29,9 @@ def test_errors_reach_every_way_of_waiting():
     future = item.get_future()
     error = DeadlineError("rank 3 is missing", [3])
     item.finish(None, error)
-    with pytest.raises(dist.DistBackendError, match="all_reduce: Timed out waiting 5000ms: rank 3 is missing") as caught:
+    with pytest.raises(
+        dist.DistBackendError, match="all_reduce: Timed out waiting 5000ms: rank 3 is missing"
+    ) as caught:
         item.wait()
     assert caught.value.__cause__ is error
     with pytest.raises(RuntimeError, match="rank 3 is missing"):

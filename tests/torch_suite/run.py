@@ -37,6 +37,7 @@ class Suite:
 
 SUITES = {
     "distributed": Suite(module="tests.torch_suite.suite_distributed", ranks=(4, 8)),
+    "sharded": Suite(module="tests.torch_suite.suite_sharded", ranks=(4,)),
     "rpc": Suite(module="tests.torch_suite.suite_rpc", ranks=(6,)),
 }
 ROOT = Path(__file__).parents[2]
