@@ -2,7 +2,23 @@
 
 import pytest
 
+from dblp.collectives.torch.backend import DblpProcessGroup
+
 pytestmark = [pytest.mark.processes, pytest.mark.sockets]
+
+
+@pytest.mark.parametrize(
+    "before, now",
+    [
+        ("_allgather_base", "all_gather_single"),
+        ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+        ("_reduce_scatter_base", "reduce_scatter_single"),
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+        ("alltoall_base", "all_to_all_single"),
+    ],
+)
+def test_the_names_of_torch_before_2_13_are_the_same_methods(before, now):
+    assert getattr(DblpProcessGroup, before) is getattr(DblpProcessGroup, now)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +37,7 @@ class Suite:
 
 SUITES = {
     "distributed": Suite(module="tests.torch_suite.suite_distributed", ranks=(4, 8)),
+    "sharded": Suite(module="tests.torch_suite.suite_sharded", ranks=(4,)),
     "rpc": Suite(module="tests.torch_suite.suite_rpc", ranks=(6,)),
 }
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,13 @@ class Part:
         if code:
             raise RuntimeError(f"the process that runs {self._suite} ended with {code}:\n{_tail(self._log)}")
         lines = self._records.read_text().splitlines()
-        return [Record(suite=self._suite, ranks=self._ranks, **json.loads(line)) for line in lines]
+        records = [Record(suite=self._suite, ranks=self._ranks, **json.loads(line)) for line in lines]
+        return [self._with_output(record) if record.outcome == FAILED else record for record in records]
+
+    def _with_output(self, record: Record) -> Record:
+        """A failure with the end of what its ranks printed: a rank that dies early has no other way to say why."""
+        printed = self._log.read_text(errors="replace").partition(f"=== {record.test}\n")[2]
+        return replace(record, reason=f"{record.reason}\n{printed.partition('=== Test')[0][-3000:]}")
 
 
 def _environment(ranks: int, backend: str, folder: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from tests.torch_suite.swap import swap
 
 SKIPPED_BY_NAME = ("Only MPI supports",)
 """Beginnings of torch's reasons to skip that tell of a backend's name, not of what it lacks."""
-SKIPPED_ELSEWHERE = frozenset({"test_barrier_timeout_arg", "test_broadcast_object_list"})
+SKIPPED_ELSEWHERE = frozenset({"test_broadcast_object_list"})
 """Skipped for what went wrong in torch's own test runs."""
 
 ASK_FOR_THE_NAME = frozenset({"test_get_backend", "test_Backend_enum_class"})

@@ -22,7 +22,7 @@ ASKED = "gloo"
 def preload(backend: str) -> None:
     """Import what a group of ``backend`` needs, in the process that is forked for every rank."""
     if backend == "dblp":
-        importlib.import_module("dblp.collectives.torch.backend")
+        importlib.import_module("dblp.collectives.torch.creation")
 
 
 def swap(backend: str) -> None:
