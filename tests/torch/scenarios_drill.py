@@ -195,7 +195,8 @@ def drill(rank, world_size, folder, call, fault, wait):
     if not outcome["error"] and fault != STORE_GONE:
         time.sleep(2 * TIMEOUT_S)  # it needs nothing of the failed rank: it stays while others find out
     if rank != victim or fault == STORE_GONE:
-        _again(rank, world_size if fault == STORE_GONE else victim, folder)
+        healthy = fault == STORE_GONE
+        _again(rank, world_size if healthy else victim, folder, abort=not healthy)
     if rank == 0 and fault == "stopped":
         os.kill(pids[victim], signal.SIGKILL)
     if rank == 0 and fault != STORE_GONE:
@@ -216,9 +217,11 @@ def _outcome(run):
     return {"error": text, "seconds": time.monotonic() - begun}
 
 
-def _again(rank, world_size, folder):
-    """The survivors leave the broken group and go on in a new one, in the same processes."""
-    dist.group.WORLD.abort()
+def _again(rank, world_size, folder, *, abort):
+    """The survivors leave the broken group and go on in a new one, in the same processes. A healthy group is left without an
+    abort, which would end what another rank is still in the midst of."""
+    if abort:
+        dist.group.WORLD.abort()
     dist.destroy_process_group()
     _init(dist.FileStore(f"{folder}/again", world_size), rank, world_size)
     dist.all_reduce(tensor := torch.full((1000,), float(rank + 1)))
