@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
+WORKERS ?= 2
 
 .PHONY: install train test test-torch lint bench slow clean
 
@@ -24,8 +25,9 @@ lint: install
 	$(PY) -m mypy tests
 	$(VENV)/bin/lint-imports --no-cache
 
+# Two workers, since most tests are one process in virtual time; those of real ranks use several cores by themselves.
 test: lint
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-torch: install
 	$(PY) -m tests.torch_suite.run --json torch-suite.json $(ARGS)
