@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,13 +40,13 @@ class _Half(Summed):
         """They are an average already."""
         return self.widen(lanes).astype(job.memory.dtype)
 
+    @abstractmethod
     def narrow(self, values: Array) -> Array:
         """Round to the nearest finite value of the type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def widen(self, lanes: Array) -> Array:
         """float32; exact."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,22 +40,23 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
 
 def perplexities(outcomes: Sequence[Outcome]) -> str | None:
     """Each arm's mean perplexity in one line, as the table has no room for it; None for images."""
-    means = {
-        arm: _mean_of(of_arm, lambda outcome: outcome.test_perplexity)
-        for arm, of_arm in _by_arm(outcomes).items()
-    }
-    known = [f"{arm} {mean:.3f}" for arm, mean in means.items() if mean is not None]
-    return "test perplexity: " + ", ".join(known) if known else None
+    return _line(outcomes, "test perplexity", ".3f", lambda outcome: outcome.test_perplexity)
 
 
 def sizes(outcomes: Sequence[Outcome]) -> str | None:
     """How much smaller each arm's gradients became in one line; None without compression."""
-    means = {
-        arm: _mean_of(of_arm, lambda outcome: outcome.compression_ratio)
-        for arm, of_arm in _by_arm(outcomes).items()
-    }
-    known = [f"{arm} {mean:.1f}" for arm, mean in means.items() if mean is not None]
-    return "gradients smaller by a factor of: " + ", ".join(known) if known else None
+    return _line(
+        outcomes, "gradients smaller by a factor of", ".1f", lambda outcome: outcome.compression_ratio
+    )
+
+
+def _line(
+    outcomes: Sequence[Outcome], what: str, form: str, figure: Callable[[Outcome], float | None]
+) -> str | None:
+    """Each arm's mean of a figure in one line; None where no arm has it."""
+    means = {arm: _mean_of(of_arm, figure) for arm, of_arm in _by_arm(outcomes).items()}
+    known = [f"{arm} {mean:{form}}" for arm, mean in means.items() if mean is not None]
+    return f"{what}: {', '.join(known)}" if known else None
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str | None:
