@@ -91,10 +91,15 @@ class Outbox:
             out.offer(0, spec.chunks)
         return out
 
+    @property
+    def _main(self) -> SendPath:
+        """The path for what may take any."""
+        return self.paths[0] if self.several is None else self.several.main
+
     def _goes_inline(self, payload_bytes: int) -> bool:
         """A message of one chunk may leave with its OPEN: there is room for it in a datagram, and on the path, which counts
         control but does not hold it back."""
-        path = self.paths[0] if self.several is None else self.several.main
+        path = self._main
         datagram = HEADER_BYTES + payload_bytes
         return (
             datagram <= self._datagram_bytes
@@ -190,7 +195,7 @@ class Outbox:
         """Let a control datagram leave with the next bursts; in copies what is repeated until it arrives, where much is lost."""
         self.control.append(control)
         if control.reliable:
-            path = self.paths[0] if self.several is None else self.several.main
+            path = self._main
             self.control.extend(control.copy() for _ in range(path.question_copies() - 1))
 
     def final_pending(self, message_id: int) -> bool:
@@ -204,7 +209,7 @@ class Outbox:
 
     def arm_if_blocked(self, now: float) -> None:
         """Probe in time if chunks wait for a grant while nothing is in flight that would be answered."""
-        path = self.paths[0] if self.several is None else self.several.main
+        path = self._main
         if (
             self.messages
             and path.probe_at == float("inf")
