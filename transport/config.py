@@ -52,7 +52,8 @@ class TransportConfig:
     are used again), ``ethereal`` (one path a message, as few of them split as it takes to load all equally) or ``single`` (one
     path a peer, never another)."""
     path_chunks: int = 0
-    """Chunks that leave together on one path before the next choice; 1 sprays each datagram, 0: as many as the path takes."""
+    """Chunks that leave together on one path before the next choice; 1 sprays each datagram, 0: bursts and trains such that each
+    path carries an equal share of the message."""
     leaf_ranks: int = 1
     """For ``path_choice="ethereal"``: so many ranks in a row are behind one leaf switch, and messages to them share its paths."""
     receive_buffer_bytes: int = 4 * MIB

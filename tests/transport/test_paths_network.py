@@ -74,6 +74,27 @@ def test_a_bounded_round_keeps_its_bound_and_its_time_too(choice):
         np.testing.assert_array_equal(arrays[0], arrays[1])
 
 
+def test_paths_whose_windows_are_open_share_a_small_message_evenly():
+    """Whole trains of it would fit into the window of the first path or two, while the others idle."""
+    took = {}
+    for path_chunks in (0, 8):
+        job = Job(elements=300_000, rounds=6, config={"path_choice": "spray", "path_chunks": path_chunks})
+        before: list[list[int]] = []
+
+        def count(network: PathNetwork, number: int, job: Job = job, before: list[list[int]] = before) -> None:
+            if number == 5:
+                before.append([state.bytes_sent for state in states(job)])
+
+        job.faults = count
+        job.play()
+        check_sums(job)
+        took[path_chunks] = job.took_s[-1]
+        if not path_chunks:
+            carried = [after.bytes_sent - was for after, was in zip(states(job), before[0], strict=True)]
+            assert max(carried) < 1.3 * sum(carried) / len(carried)
+    assert took[0] < 1.3 * took[8]
+
+
 def test_no_retransmission_timeout_passes_between_death_and_verdict_but_one():
     """The verdict falls at the timeout of the first datagram that was not answered; none before it."""
     verdicts: dict[int, float] = {}

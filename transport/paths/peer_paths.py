@@ -60,7 +60,6 @@ class PeerPaths:
     def __init__(self, paths: Sequence[SendPath], choice: PathChoice) -> None:
         self.choice = choice
         choice.loss_share = lambda path: paths[path].steady_loss
-        self.most_chunks = choice.most_chunks
         self._paths = paths
         self._used = [paths[index] for index in choice.paths]
         self.living = list(self._used)
@@ -97,14 +96,19 @@ class PeerPaths:
 
     def pick(self, message: Outgoing, now: float, has_room: HasRoom) -> tuple[SendPath, int] | None:
         """The path of the message's next burst and how many chunks at most; None if it must wait."""
-        paths, most = self._paths, self.most_chunks
+        paths, most = self._paths, self._share(message)
 
         def usable(index: int) -> bool:
             path = paths[index]
             return path.alive and has_room(message, path, now, most)
 
         picked = self.choice.pick(message, usable, now)
-        return None if picked is None else (paths[picked[0]], picked[1])
+        return None if picked is None else (paths[picked[0]], min(picked[1], most))
+
+    def _share(self, message: Outgoing) -> int:
+        if self.choice.pinned:
+            return self.choice.most_chunks
+        return self.choice.share_of(message, len(self.living))
 
     # --- life and death
 
