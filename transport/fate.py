@@ -2,7 +2,10 @@
 
 Theory of operation. Loss needs evidence: a later datagram of the same path and class has arrived, or of a less urgent class (a
 network with priorities lets it wait, never pass), and the flight is older than a round trip and the reordering seen so far
-(RFC 9002, section 6.1.2, without its packet threshold: spraying and jitter reorder by design). Silence is no loss (``silence``).
+(RFC 9002, section 6.1.2). While a path has never been seen to reorder, no age is needed where one of a later burst of the class
+has arrived, or the third behind it in its own burst (RFC 9002, section 6.1.1, by the packet; RFC 8985, section 6.2, drops its
+allowance in the same way): spraying reorders between paths, whose numbers are their own, and seldom within one. Silence is no
+loss (``silence``).
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from dblp.transport.flight import Flight, SendSpace, full_mask
 from dblp.transport.outbox import Outbox
 from dblp.transport.send_path import SendPath
 from dblp.transport.wire import Type
+
+OVERTAKEN = 3
+"""Places behind a datagram of which one must have come (RFC 9002's kPacketThreshold); a later burst is further away."""
 
 
 def bursts_ahead(seq: int, base: int) -> int:
@@ -108,6 +114,7 @@ class Fates:
             if got:
                 self._on_acked(flight, got)
                 late = now - flight.sent_at - path.srtt
+                path.reorders = True
                 path.reorder_s = min(max(path.reorder_s, 1.25 * late), 0.5)
 
     def detect_loss(self, path: SendPath, now: float) -> None:
@@ -126,7 +133,9 @@ class Fates:
             for flight in flights:
                 if flight.last_unacked > space.largest_acked and flight.sent_at >= below:
                     kept.append(flight)
-                elif flight.sent_at + delay <= now:
+                elif flight.sent_at + delay <= now or (
+                    not path.reorders and space.largest_acked - flight.last_unacked >= OVERTAKEN
+                ):
                     self.on_lost(path, space, flight, now)
                 else:
                     path.loss_at = min(path.loss_at, flight.sent_at + delay)

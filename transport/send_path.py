@@ -88,6 +88,7 @@ class SendPath:
         self.rttvar = INITIAL_RTT_S / 2
         self.latest_rtt = INITIAL_RTT_S
         self.reorder_s = 1e-3
+        self.reorders = False  # something came after it had been declared lost
         self.probes = 0
         self.probe_at = float("inf")
         self.loss_at = float("inf")

@@ -23,8 +23,8 @@ LOSSY = 0.02
 """Share of repeated chunks above which senders got into each other's way. Random loss of a bad link stays below."""
 LEAST_PEERS = 4
 """Receivers of fewer peers let all of them in: a queue that takes one burst takes three."""
-
-
+OPENING_ROUNDS = 3
+"""First rounds, in which congestion windows open."""
 SLOWER = 1.05
 """Ratio of times above which a limit counts as slower: rounds differ by some percent of themselves."""
 MEMORY = 64
@@ -50,8 +50,8 @@ class Incast:
         if not sent:
             return
         self._rounds += 1
-        if self._rounds == 1:
-            return  # congestion windows open: neither its loss nor its time says much of the next
+        if self._rounds <= OPENING_ROUNDS:
+            return  # neither their loss nor their times say much of the next
         self._note(seconds / sent)
         best = min(self._times, key=lambda limit: self._times[limit][0])
         if self._slower(self.limit, best):

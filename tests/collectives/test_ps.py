@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dblp.collectives.algorithms import algorithm_of, choose
-from dblp.collectives.algorithms.incast import MEMORY, Incast, Turns
+from dblp.collectives.algorithms.incast import MEMORY, OPENING_ROUNDS, Incast, Turns
 from dblp.collectives.algorithms.options import format_algorithm, parse_algorithm
 from dblp.collectives.group import Group
 from dblp.collectives.reduction import DTYPES
@@ -161,8 +161,9 @@ def test_ranks_with_other_options_find_out():
 
 def test_the_limit_halves_on_loss_and_grows_when_clean():
     incast = Incast(8)
-    incast.on_round(1000, 900, 9.0)
-    assert incast.limit == 8, "windows open in the first round: it tells nothing"
+    for _ in range(OPENING_ROUNDS):
+        incast.on_round(1000, 900, 9.0)
+        assert incast.limit == 8, "windows open in the first rounds: they tell nothing"
     limits = []
     for resent in (100, 100, 0, 0, 0, 0, 0, 0):
         incast.on_round(1000, resent, 1.0)
@@ -174,7 +175,8 @@ def test_the_limit_halves_on_loss_and_grows_when_clean():
 
 def test_a_limit_that_is_slower_is_left_until_it_is_forgotten():
     incast = Incast(8)
-    incast.on_round(1000, 0, 0.1)
+    for _ in range(OPENING_ROUNDS):
+        incast.on_round(1000, 0, 0.1)
     incast.on_round(1000, 500, 1.0)
     incast.on_round(1000, 0, 1.2)
     tried = []

@@ -67,7 +67,15 @@ def test_every_choice_has_a_name_and_keeps_to_its_paths():
 def test_the_share_of_a_path():
     spray = PathChoices(TransportConfig(paths=6), 0, rng()).to(1)
     # Bursts of 50: one of 20 or 50, two or four alike, then whatever fits into a train.
-    for chunks, share in ((0, ANY_CHUNKS), (6, 8), (120, 20), (300, 50), (360, 30), (1200, 50), (60_000, 10_000)):
+    for chunks, share in (
+        (0, ANY_CHUNKS),
+        (6, 8),
+        (120, 20),
+        (300, 50),
+        (360, 30),
+        (1200, 50),
+        (60_000, 10_000),
+    ):
         out = message(chunks)
         out.per_burst = 50
         assert spray.share_of(out, 6) == share

@@ -81,7 +81,9 @@ def test_paths_whose_windows_are_open_share_a_small_message_evenly():
         job = Job(elements=300_000, rounds=6, config={"path_choice": "spray", "path_chunks": path_chunks})
         before: list[list[int]] = []
 
-        def count(network: PathNetwork, number: int, job: Job = job, before: list[list[int]] = before) -> None:
+        def count(
+            network: PathNetwork, number: int, job: Job = job, before: list[list[int]] = before
+        ) -> None:
             if number == 5:
                 before.append([state.bytes_sent for state in states(job)])
 

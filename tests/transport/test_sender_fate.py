@@ -18,9 +18,31 @@ from tests.transport.sender_bench import COST, RTT_S, WINDOW, Bench, data_of, se
 # --- loss
 
 
+def test_where_nothing_was_ever_reordered_what_was_overtaken_is_lost_at_once():
+    bench = Bench()
+    warm(bench)
+    out, bursts = send_bursts(bench, 3)
+    bench.now += 1e-4
+    bench.feedback(bursts[1][2])
+    assert out.lost.tolist() == [0, 1, 2, 3], (
+        "a whole burst; two of the next may have been passed by the third"
+    )
+    assert [header.chunk for header in data_of(bench.leave())] == [0, 1, 2, 3]
+    bench.feedback(bursts[2][3])
+    assert out.lost.tolist() == [4, 5, 7]
+    assert not bench.path.reorders
+    bench.feedback(*bursts[0])
+    assert bench.path.reorders, "it had only been late: from now on age decides"
+    later, bursts = send_bursts(bench, 2)
+    bench.now += 1e-4
+    bench.feedback(*bursts[1])
+    assert len(later.lost) == 0
+
+
 def test_what_was_overtaken_and_is_old_is_lost():
     bench = Bench()
     warm(bench)
+    bench.path.reorders = True
     out, bursts = send_bursts(bench, 3)
     sent_first = bursts[0][0].sent_at
     assert sent_first

@@ -37,8 +37,8 @@ class PathChoice:
         """Share of a path's datagrams that were lost lately; whoever owns the paths sets it."""
 
     def share_of(self, message: Outgoing, paths: int) -> int:
-        """Chunks of the message that leave together where ``paths`` are alive: what was asked for, else so many that all paths carry
-        equally much of it, so that none idles while a whole train of a small message leaves on another."""
+        """Chunks of the message that leave together where ``paths`` are alive: what was asked for, else so many that all paths
+        carry equally much of it, so that none idles while a whole train of a small message leaves on another."""
         if self.most_chunks < ANY_CHUNKS or paths < 2:
             return self.most_chunks
         share = -(-message.spec.chunks // paths)
