@@ -44,6 +44,14 @@ class ReceiveSpace:
         if stop > self.highest:
             self.highest = stop - 1
 
+    def has_holes(self, seq: int) -> bool:
+        """A datagram of the burst has come, and one before it in the burst has not."""
+        at = seq - self.origin
+        if not 0 <= at < self._CAPACITY:
+            return False
+        mask = self.masks[at]
+        return bool(mask & (mask + 1))
+
     @property
     def full(self) -> bool:
         """So much is untold that a report is due at once."""

@@ -424,13 +424,17 @@ class PeerReceiver:
         space.mark(full, bursts, mask)
         if slab.marked:
             path.marked += bursts * mask.bit_count()
-        # A gap is told at once, and so is what a sender asks for when all of the burst has come that will.
+        # A gap is told at once, and so are holes in what is a whole message, and what a sender asks for, when all of the burst
+        # has come that will.
         at_once = gap or space.full
+        holes = mask.bit_count() < header[4] and space.has_holes(full)
+        if holes and header[9] <= header[4] and mask.bit_length() == header[4]:
+            at_once = True
         if header[2] & wire.ASK:
             at_once = at_once or mask.bit_length() == header[4]
             path.due_at = min(path.due_at, slab.received_at + ASK_WAIT_S)
         path.unreported_bytes += FEEDBACK_EVERY_BYTES if at_once else nbytes
-        if gap or mask.bit_count() < header[4]:
+        if gap or holes:
             path.gap_at = slab.received_at
         if header[1] == wire.Type.DATA:
             path.heard_bytes += nbytes

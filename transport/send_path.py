@@ -28,6 +28,9 @@ COPIED_TIMEOUTS = 2.0
 """Timeouts after which loss is no longer news: what leaves then is not sent in copies before it has been seen again."""
 MAX_RTO_S = 2.0
 """Largest timeout before back-off: paths of one second of round trip work still."""
+TAIL_MEMORY_S = 1.0
+"""After a loss, for so long, the last of what is in flight is asked about after two round trips (RFC 8985, section 7.2), not
+after a timeout: where something is lost, the last may be, and nothing behind it tells."""
 ASK_GAP_S = 1e-3
 """Least distance of the questions of a full window: sooner they are not answered (``receiver.ANSWER_GAP_S``)."""
 INITIAL_RTT_S = 30e-3
@@ -230,6 +233,11 @@ class SendPath:
             # What is asked is answered at once: only the network's round trip and a tick of both hosts' schedulers count, and
             # what keeps them busy.
             self.probe_at = now + min(max(ASKED_RTO_S, 2.0 * self.net_rtt, self.behind_s), self.rto)
+            return
+        if self.alive and not doublings and now - self.lost_at < TAIL_MEMORY_S:
+            self.probe_at = now + min(
+                max(ASKED_RTO_S, 2.0 * (self.srtt or INITIAL_RTT_S), self.behind_s), self.rto
+            )
             return
         gap = self.rto if not doublings else min(self.rto * 2**doublings, max(MAX_PROBE_GAP_S, self.rto))
         self.probe_at = now + gap

@@ -147,13 +147,13 @@ def test_single_reports_when_its_path_dies_and_does_not_notice_others(path):
     [("spray", "h0", "h1"), ("spray", "h1", "h0"), ("reps", "h0", "h1"), ("ethereal", "h1", "h0")],
 )
 def test_a_path_that_dies_in_one_direction_is_left_by_who_gets_no_answer(choice, source, target):
-    """The other rank still reaches the first: it goes on using the path, and is answered on others."""
+    """The other rank still reaches the first: it comes back to the path, and is answered on others."""
 
     def faults(network: PathNetwork, number: int) -> None:
         if number == 1:
             network.loop.call_later(1e-4, lambda: network.set_path(source, target, 2, DEAD, one_way=True))
 
-    job = Job(elements=250_000, rounds=6, faults=faults, config={"path_choice": choice}).play()
+    job = Job(elements=250_000, rounds=12, faults=faults, config={"path_choice": choice}).play()
     check_sums(job)
     silent = int(source[1])
     assert not states(job, silent)[2].alive
