@@ -36,7 +36,7 @@ TRAINS_A_TURN = 2
 """Trains (or single bursts) sent before the loop looks at its sockets again: 4 MiB, about a millisecond of work, at most."""
 BLOCKED_RETRY_S = 1e-3
 """Distance between looks at the timers while the network does not take what is to be sent."""
-CLOSE_REPEATS = 3
+CLOSE_REPEATS = 6
 """CLOSE is not acknowledged: it is said this often, ``CLOSE_GAP_S`` apart."""
 CLOSE_GAP_S = 2e-3
 LINGER_ASK_SHARE = 0.2

@@ -27,7 +27,8 @@ def times(policy: Policy, elements: int, rounds: int, impair: str) -> np.ndarray
             took.append(loop.time() - began)
         return took[4:]
 
-    return np.max(run_network(member, 2, seed=3, impair=impair), axis=0)
+    by_rank: np.ndarray = np.array(run_network(member, 2, seed=3, impair=impair))
+    return np.asarray(by_rank.max(axis=0))
 
 
 def test_a_hole_in_a_small_message_is_told_at_once():
