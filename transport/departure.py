@@ -133,6 +133,8 @@ class Departure:
         elif again or message.lanes is not None:
             chunks = message.take_lost(most) if again else message.take_tagged(most)
             count = len(chunks)
+        elif (chunks := message.take_runs(most)) is not None:
+            count = len(chunks)
         else:
             first, count = message.take_run(most)
         if not count:

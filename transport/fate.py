@@ -15,11 +15,15 @@ from collections import deque
 from dblp.transport import wire
 from dblp.transport.flight import Flight, SendSpace, full_mask
 from dblp.transport.outbox import Outbox
-from dblp.transport.send_path import SendPath
+from dblp.transport.send_path import HEAVY_LOSS, SendPath
 from dblp.transport.wire import Type
 
 OVERTAKEN = 3
 """Places behind a datagram of which one must have come (RFC 9002's kPacketThreshold); a later burst is further away."""
+
+
+LATE_TIMEOUTS = 4.0
+"""Timeouts after which what was declared lost is not looked for any more."""
 
 
 def bursts_ahead(seq: int, base: int) -> int:
@@ -106,6 +110,9 @@ class Fates:
 
     def _notice_late(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> None:
         """Flights declared lost that came after all: the path reorders more than was believed."""
+        oldest = now - LATE_TIMEOUTS * path.rto
+        while space.lost and space.lost[0].sent_at < oldest:
+            space.lost.popleft()
         for flight in space.lost:
             ahead = bursts_ahead(flight.seq, report.base)
             if not 0 <= ahead < report.count:
@@ -148,10 +155,11 @@ class Fates:
         lost = flight.unacked.bit_count()
         path.lost_lately += lost
         path.lost_at = now
-        for waiting in self._outbox.messages.values():
-            if waiting.portion > 1:
-                waiting.hurry()
-                self._outbox.wake(waiting)
+        if path.heavy_share > HEAVY_LOSS:
+            for waiting in self._outbox.messages.values():
+                if waiting.portion > 1:
+                    waiting.hurry()
+                    self._outbox.wake(waiting)
         if self._outbox.several is not None:
             path.note_fate(0, lost)
         path.congestion.on_lost(flight.nbytes, now=now)

@@ -16,7 +16,7 @@ from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.peer_paths import PeerPaths
 from dblp.transport.port import Bytes
-from dblp.transport.send_path import SendPath
+from dblp.transport.send_path import HEAVY_LOSS, SendPath
 from dblp.transport.wire import Type
 
 CLEAN_LOSS = 0.5
@@ -75,7 +75,7 @@ class Outbox:
         head = bytearray(wire.encode_header(header))
         out = Outgoing(message, spec, data, head, burst_chunks(spec.chunk_bytes), classes)
         out.wakes = self.wake
-        if any(path.lost_lately >= CLEAN_LOSS for path in self.paths):
+        if any(path.heavy_share > HEAVY_LOSS for path in self.paths):
             out.hurry()
         self._allow_early(out)
         self.messages[message] = out

@@ -275,7 +275,7 @@ class Outgoing:
             self.again_loss = self.loss_share**times
 
     def hurry(self) -> None:
-        """The path loses: whatever is offered leaves at once. Each burst is evidence of what became of those before it."""
+        """The path loses much: whatever is offered leaves at once. Each burst is evidence of what became of those before it."""
         self.portion = 1
 
     def sendable(self) -> bool:
@@ -302,6 +302,19 @@ class Outgoing:
             head[1] -= count
         self.chunks_sent += count
         return first, count
+
+    def take_runs(self, most: int) -> npt.NDArray[np.uint32] | None:
+        """Next first transmissions of several runs, ascending, at most ``most`` chunks; None where the next run is enough, or the
+        only one. Results that waited for a repair come behind others, one by one: together they cost one burst."""
+        room = min(most, self.per_burst)
+        if len(self.queue) < 2 or self.queue[0][1] >= room or self.queue[1][0] >= self.limit:
+            return None
+        parts = []
+        while room and self.queue and self.queue[0][0] < self.limit:
+            first, count = self.take_run(room)
+            parts.append(np.arange(first, first + count, dtype=np.uint32))
+            room -= count
+        return np.sort(np.concatenate(parts))
 
     def whole_bursts(self, most: int) -> int:
         """How many full bursts of whole chunks, at most ``most``, the next run holds."""

@@ -53,6 +53,28 @@ def test_nothing_waits_in_bounded_rounds_and_on_paths_that_lose(tagged):
     assert exact.sendable()
 
 
+def test_results_that_come_one_by_one_share_a_burst():
+    out = message(100)
+    out.hurry()
+    for chunk in (40, 7, 9, 60, 99):
+        out.offer(chunk, 1)
+    taken = out.take_runs(4)
+    assert taken is not None and taken.tolist() == [7, 9, 40, 60] and out.chunks_sent == 4
+    assert out.take_runs(4) is None and out.take_run(4) == (99, 1), "the only one"
+    out.offer(0, 5)
+    out.offer(20, 8)
+    assert out.take_runs(5) is None, "the next run is enough"
+    taken = out.take_runs(8)
+    assert taken is not None and taken.tolist() == [0, 1, 2, 3, 4, 20, 21, 22]
+    limited = message(100, limit=10)
+    limited.hurry()
+    for chunk in (3, 5, 50):
+        limited.offer(chunk, 1)
+    taken = limited.take_runs(9)
+    assert taken is not None and taken.tolist() == [3, 5]
+    assert limited.blocked()
+
+
 def test_scattered_crumbs_count_together():
     out = message(40)
     out.offer_scattered(np.arange(0, 2 * out.portion - 2, 2, dtype=np.uint32))
