@@ -44,7 +44,7 @@ def test_the_last_datagrams_of_a_lossy_path_are_asked_for_before_a_timeout(polic
     """Nothing behind them tells of their loss. The timeout is 8 ms; once there was a loss, two round trips and 2 ms."""
     took = times(policy, 1 << 18, 100, "loss(0.03)")
     assert np.median(took) < 1e-3
-    assert np.quantile(took, 0.95) < 3e-3
+    assert np.quantile(took, 0.95) < 4e-3
 
 
 def test_on_a_clean_path_small_rounds_take_one_way():
