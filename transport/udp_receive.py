@@ -1,6 +1,6 @@
 """Receiving on UDP sockets: recvmmsg into one arena, coalesced and single datagrams on the same path.
 
-Theory of operation. All paths of a port share one arena of 64 slots, because a batch is handed over before
+Theory of operation. All paths of a port share one arena of slots, because a batch is handed over before
 the next call reuses it. With UDP_GRO on, a message of recvmmsg is either a *super-packet* (a UDP_GRO control
 message gives the size of its datagrams) or a single datagram. Neighbours of one shape become one slab, whoever
 sent them: super-packets a stack, single datagrams a run with the slot's stride. Slabs, their ``source``
@@ -24,10 +24,12 @@ import numpy as np
 from dblp.transport import libc
 from dblp.transport.port import Address, Ecn, Slab
 
-SLOTS = 64
-"""Messages a recvmmsg at most: beyond it the cost of a call is a hundredth of a datagram's."""
+SLOTS = 256
+"""Messages a recvmmsg at most. Where single datagrams come, as through a bridge, each batch costs its feedback and its turn of
+the loop: with 64 they took twice the processor time."""
 SLOT_BYTES = 65_536
-"""A slot takes the longest UDP payload, and so the longest super-packet. Slots are touched only when used."""
+"""A slot takes the longest UDP payload, and so the longest super-packet. Slots are touched only when used, single datagrams touch
+a page."""
 SUPER_VLEN = 32
 """Messages a call while super-packets come: 2 MiB, which stays in the L3 cache until it is added up."""
 SUPER_MIN_BYTES = 8_192
@@ -74,7 +76,7 @@ class Receiver:
         self._pointer = libc.address_of(self._words)
         self._lengths = self._words[:, libc.WORD_LEN]
         self._controllens = self._words[:, libc.WORD_CONTROLLEN]
-        self._vlen = SLOTS
+        self._vlen = SUPER_VLEN
         self._known: dict[bytes, Address] = {}
         self._slabs = [self._slab(slot) for slot in range(SLOTS)]
         self._shared = [self._source_in_super(slot) for slot in range(SLOTS)]

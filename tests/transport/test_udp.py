@@ -20,7 +20,7 @@ from dblp.transport import libc, udp_socket
 from dblp.transport.config import TransportConfig
 from dblp.transport.port import Address, Burst, Port
 from dblp.transport.udp import DRAIN_CALLS, UdpPort, open_port
-from dblp.transport.udp_receive import SLOT_BYTES, SLOTS
+from dblp.transport.udp_receive import SLOT_BYTES, SLOTS, SUPER_VLEN
 from dblp.transport.udp_send import DSCP, Way
 from tests.transport.udp_inbox import CONFIG, LOOPS, SEGMENT, Inbox, cut, random_bytes, run
 
@@ -348,7 +348,7 @@ def test_a_callback_may_close_the_port():
         while not batches:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        assert batches == [SLOTS]
+        assert batches == [SUPER_VLEN]
         sender.close()
 
     run(asyncio.new_event_loop, main)
