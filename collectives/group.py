@@ -95,6 +95,13 @@ class Group:
         """The id that all ranks gave."""
         return self._id
 
+    def least_delay_s(self) -> float:
+        """Least round trip of the network to the rank that is farthest off, by the path that is nearest; 0 if the endpoint does
+        not know it yet, or at all."""
+        states = [self._endpoint.path_states(rank) for rank in self._ranks if rank != self._endpoint.rank]
+        known = [[state.least_rtt_s for state in paths if state.least_rtt_s > 0.0] for paths in states]
+        return max(map(min, known), default=0.0) if all(known) else 0.0
+
     def close(self) -> None:
         """End the group here; idempotent. The endpoint stays open. Later calls raise ClosedError."""
         if not self._closed:

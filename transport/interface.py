@@ -6,7 +6,7 @@ Everything here is called on the endpoint's event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from dblp.transport.message import (
     Sent,
     Sink,
 )
+from dblp.transport.paths.peer_paths import PathState
 from dblp.transport.port import Bytes
 
 
@@ -121,6 +122,9 @@ class EndpointLike(Protocol):
 
     def silence(self, peer: int) -> float:
         """Seconds since anything authentic came from the peer."""
+
+    def path_states(self, peer: int) -> Sequence[PathState]:
+        """What is known of each path to a peer; nothing where there are no paths to know of."""
 
     def ping(self, peers: Collection[int]) -> None:
         """Ask the peers for a sign of life: a living peer's ``silence`` falls within a round trip."""

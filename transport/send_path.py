@@ -57,6 +57,8 @@ FATE_DATAGRAMS = 256
 """Datagrams whose fate makes the loss by which paths are compared: 20 % show as 17 to 23."""
 FATE_PRIOR = 8
 """Datagrams that are taken to have arrived before any did: one early loss makes no bad path."""
+LEAST_RTT_LIFE_S = 10.0
+"""How long the least round trip of the network is remembered, at least; at most twice as long. BBR's: routes change."""
 ECHO_TICK_S = 2e-6
 """Times that come back as an echo are whole microseconds."""
 
@@ -97,6 +99,8 @@ class SendPath:
         self.loss_at = float("inf")
         self.next_send_at = 0.0
         self.net_rtt = 0.0  # the network's share of the round trip, as last seen; 0: not yet
+        self._least_rtts = float("inf"), float("inf")  # of the running life and the one before
+        self._least_since = 0.0  # when the running one began
         self.acked_lately = 1.0
         self.lost_lately = 0.0
         self.settled = SETTLED_PRIOR  # datagrams of bursts whose fate is known
@@ -192,6 +196,20 @@ class SendPath:
             return
         self.rttvar += 0.25 * (abs(self.srtt - sample) - self.rttvar)
         self.srtt += 0.125 * (sample - self.srtt)
+
+    def on_net_rtt(self, sample: float, now: float) -> None:
+        """The network's share of a round trip."""
+        self.net_rtt = sample
+        running, before = self._least_rtts
+        if now - self._least_since > LEAST_RTT_LIFE_S:
+            running, before, self._least_since = float("inf"), running, now
+        self._least_rtts = min(running, sample), before
+
+    @property
+    def least_rtt(self) -> float:
+        """The least of them of late, seconds; 0 before the first."""
+        least = min(self._least_rtts)
+        return least if math.isfinite(least) else 0.0
 
     def release_part(self, flight: Flight, datagrams: int) -> None:
         """Some of a flight's datagrams arrived, not all: what they took of the window and the credit is free again."""

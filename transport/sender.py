@@ -117,7 +117,7 @@ class PeerSender:
             held = feedback.held_us * 1e-6
             rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
             if rtt > 0.0:  # else the peer's clock or its holding time makes no sense
-                path.net_rtt = rtt
+                path.on_net_rtt(rtt, now)
             marked = path.newly_marked(feedback.marked) if newer else 0
             if several is not None:
                 several.choice.on_acked(path.path, self.fates.whole, marked=marked > 0, now=now)
@@ -184,6 +184,7 @@ class PeerSender:
                 proved=path.proved,
                 alive=path.alive,
                 rtt_s=path.srtt,
+                least_rtt_s=path.least_rtt,
                 loss_share=path.loss_share,
                 bytes_sent=path.bytes_sent,
                 times_left=path.times_left,

@@ -24,7 +24,7 @@ A method is a frozen dataclass of its options (``transport/spec.py``) without st
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
@@ -102,6 +102,8 @@ class Job:
     seed: int = 0
     factors: dict[str, Array] = field(default_factory=dict)
     """What a method keeps of a parameter as a whole, by name; the same on all ranks."""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What a method measured on this rank, from round to round; it is not saved."""
     spoiled: bool = False
     """The average will be NaN: this rank's values are not finite, or all ranks know that another's are not."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -179,6 +181,13 @@ class Method(Element, ABC):
     @abstractmethod
     def own_part(self, job: Job, sent: Array) -> Array:
         """What of this rank is in ``sent``, as the others will count it, (size,): the first term of the contract."""
+
+    def ended(self, job: Job) -> None:  # most methods keep no count
+        """The bucket's round is over, well or badly; on the event loop."""
+
+    def figures(self, factors: Mapping[str, Array]) -> dict[str, float]:
+        """What it has decided and found, by name, from what it keeps of the model; nothing where it decides nothing."""
+        return {}
 
 
 class Gathered(Method):

@@ -45,6 +45,15 @@ class Link:
         return self._group.world_size
 
     @property
+    def now_s(self) -> float:
+        """The loop's clock."""
+        return self._clock()
+
+    def least_delay_s(self) -> float:
+        """Least round trip of the network to the rank that is farthest off; 0 where the transport does not know it."""
+        return self._group.least_delay_s()
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds since the link was made."""
         return self._clock() - self.began

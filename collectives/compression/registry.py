@@ -8,10 +8,13 @@ from dblp.collectives.compression.accordion import Accordion
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.dense import Dense
 from dblp.collectives.compression.dgc import DGC
+from dblp.collectives.compression.gravac import GraVAC
 from dblp.collectives.compression.half import BFloat16, Float16
+from dblp.collectives.compression.netsense import NetSense
 from dblp.collectives.compression.powersgd import PowerSGD
 from dblp.collectives.compression.quantise import Int4, Int8
 from dblp.collectives.compression.randomk import RandomK
+from dblp.collectives.compression.redsync import RedSync
 from dblp.collectives.compression.sign import Sign
 from dblp.collectives.compression.threshold import Threshold
 from dblp.collectives.compression.topk import TopK
@@ -20,9 +23,9 @@ from dblp.transport.spec import Parser
 METHODS: Mapping[str, type[Method]] = {
     method.name: method
     for method in (
-        *(Dense, TopK, RandomK, Threshold),
+        *(Dense, TopK, RedSync, RandomK, Threshold),
         *(Float16, BFloat16, Int8, Int4, Sign),
-        *(PowerSGD, DGC, Accordion),
+        *(PowerSGD, DGC, Accordion, GraVAC, NetSense),
     )
 }
 """All methods by name."""

@@ -67,9 +67,15 @@ class Compression:
         self._offload = offload
         self._memories = MemoryStore()
         self._factors: dict[str, Array] = {}
+        self._measured: dict[str, Any] = {}
         self._turn = asyncio.Lock()
         self._rounds = 0
         self._epoch = -1
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the method has decided and found, by name; the same on all ranks. Most methods have none."""
+        return self.method.figures(self._factors)
 
     def epoch(self, number: int | None = None) -> None:
         """An epoch begins; without a number the next one, 0 at first. Raises ConfigError for a number below the running one's."""
@@ -105,6 +111,7 @@ class Compression:
             raise
         finally:
             job.memory.busy = False
+            self.method.ended(job)
 
     async def _run(self, job: Job, link: Link) -> Report:
         method = self.method
@@ -154,6 +161,7 @@ class Compression:
             epoch=max(self._epoch, 0),
             seed=self._seed,
             factors=self._factors,
+            measured=self._measured,
         )
 
     def _count(self, job: Job, link: Link) -> None:
@@ -220,3 +228,4 @@ class Compression:
             )
         self._rounds, self._epoch, self._seed = counts
         self._memories, self._factors, self.totals = memories, factors, totals
+        self._measured.clear()

@@ -58,8 +58,8 @@ def largest(values: Array, count: int) -> Indices:
         rank = min(ceil(2 * count * sample.size / values.size) + 8, sample.size)
         candidates = above(values, float(np.partition(sample, sample.size - rank)[sample.size - rank]))
         if candidates.size >= count:
-            return _best_of(values, candidates, count)
-    return _best_of(values, above(values, 0.0), count)
+            return best_of(values, candidates, count)
+    return best_of(values, above(values, 0.0), count)
 
 
 def sampled(values: Array, count: int, rng: np.random.Generator, *, share: float = SAMPLE_SHARE) -> Indices:
@@ -83,10 +83,10 @@ def sampled(values: Array, count: int, rng: np.random.Generator, *, share: float
             break
         threshold *= LOWEST
         found = above(values, threshold)
-    return _best_of(values, found, count)
+    return best_of(values, found, count)
 
 
-def _best_of(values: Array, candidates: Indices, count: int) -> Indices:
+def best_of(values: Array, candidates: Indices, count: int) -> Indices:
     """The ``count`` largest of the candidates, ascending."""
     if candidates.size <= count:
         return candidates

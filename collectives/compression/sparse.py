@@ -49,13 +49,17 @@ class Sparse(Gathered):
     def sent(self, job: Job, indices: Indices) -> None:
         """Called when the entries at ``indices`` have been taken out of ``job.values``."""
 
+    def halves(self, job: Job) -> bool:
+        """Values are sent in half precision; the same on all ranks."""
+        return self.values == "fp16"
+
     def room(self, job: Job) -> int | None:
         """Known with plain indices where the count is."""
         count = self.target(job)
         if count is None or self.indices == "delta":
             return None
         return entries.plain_bytes(
-            job.bucket.size, count, 2 if self.values == "fp16" else job.memory.dtype.itemsize
+            job.bucket.size, count, 2 if self.halves(job) else job.memory.dtype.itemsize
         )
 
     def most(self, job: Job) -> int:
@@ -66,7 +70,7 @@ class Sparse(Gathered):
         """The selected entries; what remains of a rounded value stays."""
         indices = self.select(job)
         picked = job.values[indices]
-        values = entries.to_half(picked) if self.values == "fp16" else picked
+        values = entries.to_half(picked) if self.halves(job) else picked
         job.values[indices] = picked - values.astype(picked.dtype)
         self.sent(job, indices)
         return entries.encode(indices, values, job.bucket.size, delta=self.indices == "delta")

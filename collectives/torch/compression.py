@@ -86,6 +86,11 @@ class ModelCompression:
         """What its rounds cost so far, on this rank."""
         return self._compression.totals
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What an adaptive method has decided and found, by name (docs/compression.md); empty for the others."""
+        return self._compression.figures
+
     def epoch(self, number: int | None) -> None:
         """An epoch begins; without a number the next one."""
         self._compression.epoch(number)

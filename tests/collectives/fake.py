@@ -28,6 +28,7 @@ from dblp.transport.message import (
     class_counts,
     round_of,
 )
+from dblp.transport.paths.peer_paths import PathState
 from dblp.transport.port import Bytes
 
 DETACH_BYTES = 256 * 1024
@@ -265,6 +266,10 @@ class FakeEndpoint:
 
     def silence(self, peer: int) -> float:
         return self.silence_of.get(peer, 0.0)
+
+    def path_states(self, peer: int) -> list[PathState]:
+        """There are no paths."""
+        return []
 
     def ping(self, peers: Collection[int]) -> None:
         self.pings += 1

@@ -46,6 +46,8 @@ class PathState:
     """Bursts may take it."""
     rtt_s: float
     """Smoothed round trip, the peer's holding time included; 0: not measured."""
+    least_rtt_s: float
+    """Least round trip of the network alone, seen lately (``send_path.LEAST_RTT_LIFE_S``); 0: not measured."""
     loss_share: float
     """Of the datagrams sent lately, at most 0.95."""
     bytes_sent: int

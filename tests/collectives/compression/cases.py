@@ -18,6 +18,8 @@ TEXTS = [
     "topk(0.05,indices=delta,values=fp16)",
     "topk(0.1,selection=sampled)",
     "topk(0.1,feedback=false)",
+    "redsync(0.1)",
+    "redsync(0.05,indices=delta,values=fp16)",
     "randomk(0.1)",
     "threshold(1.5)",
     "threshold(1.5,indices=delta)",
@@ -37,6 +39,12 @@ TEXTS = [
     "dgc(0.05,masking=false,clip=1)",
     "accordion",
     "accordion(critical=0.2,indices=delta)",
+    "gravac",
+    "gravac(compressor=randomk,window=1)",
+    "gravac(compressor=dgc,scaling=geometric,window=1,epsilon=0.2)",
+    "gravac(compressor=redsync,epsilon=1,window=1,values=fp16,indices=delta)",
+    "netsense",
+    "netsense(indices=delta)",
 ]
 """Every method, with every way to code or exchange what it sends."""
 SHAPES: list[list[tuple[int, ...]]] = [
@@ -79,8 +87,13 @@ def job(shapes: Bucket, array: Array, dtype: str, memory: Memory | None = None, 
 class Alone:
     """A link of one rank that stands for several with the same gradient."""
 
+    now_s = 0.0
+
     def __init__(self, ranks: int = 2) -> None:
-        self.ranks = ranks
+        self.ranks = self.world_size = ranks
+
+    def least_delay_s(self) -> float:
+        return 0.0
 
     def sum(self, array: Array, op: str = "sum", dtype: str | None = None) -> Awaitable[Array]:
         async def done() -> Array:

@@ -12,7 +12,7 @@ from dblp.collectives.compression.registry import METHODS, parse_compression
 from tests.collectives.compression.cases import SHAPES, TEXTS, agree, bucket, gradient, job, wide
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
-EXACT = ("none", "topk", "randomk", "threshold", "fp16", "bf16", "dgc")
+EXACT = ("none", "topk", "redsync", "randomk", "threshold", "fp16", "bf16", "dgc", "gravac", "netsense")
 """Their residual is what a rounding took away, or nothing: sent + withheld has all bits of the values."""
 
 
@@ -78,7 +78,10 @@ def test_what_is_withheld_comes_back(text, shapes, dtype, rounds, scale, seed):
         memory = work.memory
         total += wide(array, dtype)
         delivered += own
-    exact = method.name in ("topk", "randomk", "threshold") and "fp16" not in text
+    exact = (
+        method.name in ("topk", "redsync", "randomk", "threshold", "gravac", "netsense")
+        and "fp16" not in text
+    )
     assert np.abs(total - delivered - after).max(initial=0) <= (
         0 if exact else 1e-6 * np.abs(total).max(initial=0) + 1e-5 * rounds * 8 * 2.0**scale
     )
