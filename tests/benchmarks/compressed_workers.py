@@ -1,13 +1,14 @@
 """Workers of a training whose gradients are compressed, on a network in virtual time: what an all-reduce of ``standin.train`` is.
 
-Real groups with their endpoints, congestion control and repairs on a simulated star; only the time is virtual. One flat gradient
-is one bucket, as in a worker loop that computes, reduces and steps in turn.
+Real groups with their endpoints, congestion control and repairs on a simulated star; only the time is virtual. Or, for thousands
+of rounds, a network without protocol (``ideal_network.py``). One flat gradient is one bucket, as in a worker loop that computes,
+reduces and steps in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from dblp.sim.port import HostSpec, Link, Network
 from dblp.transport.config import TransportConfig
 from dblp.transport.endpoint import Endpoint
 from dblp.transport.port import Burst
+from tests.benchmarks.ideal_network import IdealNetwork
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -51,6 +53,8 @@ class Star:
     """Share of each link's rate that other traffic to its host takes while it is on: half of the time."""
     read_s: float = 2e-4
     """Datagrams that arrive within so long are read together: what keeps the simulation quick."""
+    ideal: bool = False
+    """Without protocol, and without background."""
 
 
 def parts_of(module: nn.Module) -> Bucket:
@@ -76,13 +80,17 @@ class CompressedWorkers:
         self._compute_s, self._epoch_steps = compute_s, epoch_steps
         self._loop = VirtualLoop(until_s=float("inf"), max_events=_ENDLESS)
         self._network: Network
-        self._endpoints = self._run(self._connect(star))
-        self._groups = [Group(endpoint, timeout_s=TIMEOUT_S) for endpoint in self._endpoints]
+        self._ideal = IdealNetwork(ranks, star.rate_bps, 2.0 * 2.0 * star.delay_s) if star.ideal else None
+        self._endpoints = [] if self._ideal else self._run(self._connect(star))
+        self._groups: Sequence[Any] = (
+            self._ideal.groups
+            if self._ideal
+            else [Group(endpoint, timeout_s=TIMEOUT_S) for endpoint in self._endpoints]
+        )
         self._compressions = [Compression(parse_compression(method), seed=seed) for _ in range(ranks)]
         chosen = self._compressions[0].method
-        follows = isinstance(chosen, Accordion)
         self._controllers = [
-            chosen.controller(learning_rate=False) if isinstance(chosen, Accordion) and follows else None
+            chosen.controller(learning_rate=False) if isinstance(chosen, Accordion) else None
             for _ in range(ranks)
         ]
         self._background = [self._loop.create_task(task) for task in self._others(star)]
@@ -104,6 +112,9 @@ class CompressedWorkers:
 
     def set_star(self, star: Star) -> None:
         """Change the links' rate, between steps."""
+        if self._ideal is not None:
+            self._ideal.rate_bps = star.rate_bps
+            return
         for rank in range(self._ranks):
             self._network.set_host(f"h{rank}", _host(star))
 
@@ -120,10 +131,14 @@ class CompressedWorkers:
         """End all groups and the loop."""
         for task in self._background:
             task.cancel()
-        for group in self._groups:
+        for group in self._groups if self._endpoints else ():
             group.close()
-        self._run(self._gathered(lambda rank: self._endpoints[rank].close(linger_s=1.0)))
+        self._run(self._left())
         self._loop.close()
+
+    async def _left(self) -> None:
+        await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in self._endpoints))
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _round(self, rank: int, step: int, gradient: Floats) -> None:
         compression, controller = self._compressions[rank], self._controllers[rank]
@@ -169,7 +184,7 @@ class CompressedWorkers:
 
     def _others(self, star: Star) -> Iterator[Coroutine[Any, Any, None]]:
         """Traffic to each rank's host that is nobody's here: on and off for random times of 100 ms on average."""
-        for rank in range(self._ranks) if star.background else ():
+        for rank in range(self._ranks) if star.background and not star.ideal else ():
             yield self._other(rank, star)
 
     async def _other(self, rank: int, star: Star) -> None:
