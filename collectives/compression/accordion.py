@@ -42,6 +42,7 @@ class Accordion(PartlyDense):
     """Two shares, by phase."""
 
     name: ClassVar[str] = "accordion"
+    follows_phases: ClassVar[bool] = True
     critical: float = arg("critical", RATIO, default=0.99)
     """Share of a parameter's elements that is sent in its critical phases."""
     tolerant: float = arg("tolerant", RATIO, default=0.1)

@@ -138,6 +138,8 @@ class Method(Element, ABC):
     """A compression method; see the module's docstring for the contract of each step."""
 
     __slots__ = ()
+    follows_phases: ClassVar[bool] = False
+    """It sends by ``job.phases``, which a controller must decide."""
 
     @property
     def keeps(self) -> bool:

@@ -28,7 +28,7 @@ from dblp.collectives.phases import Phases
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout
-from dblp.collectives.torch.keyed import array_state, tensor_state
+from dblp.collectives.torch.keyed import load_compression, save_compression
 from dblp.collectives.torch.work import DblpWork
 from dblp.errors import ConfigError, MismatchError, UnsupportedError
 from dblp.transport.policy import Policy
@@ -54,8 +54,8 @@ class _Threads:
         self.pool = None
 
 
-_threads = _Threads()
-os.register_at_fork(after_in_child=_threads.forget)
+threads = _Threads()
+os.register_at_fork(after_in_child=threads.forget)
 
 
 class ModelCompression:
@@ -64,17 +64,13 @@ class ModelCompression:
     def __init__(self, group: DblpProcessGroup, method: Method, module: torch.nn.Module) -> None:
         """All ranks make theirs in the same order; blocks until all have. Raises UnsupportedError if a gradient will not be real
         and floating-point, MismatchError if another rank has another method."""
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and not parameter.is_floating_point():
-                raise UnsupportedError(
-                    f"parameter {name!r} is {parameter.dtype}: only real floating-point gradients are compressed"
-                )
-        _check_alike(group, method)
+        check_real(module)
+        check_alike(method, group.rank(), group.size(), group.agree)
         self._pg = group
         self._sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
-        self._compression = Compression(method, offload=_threads.run)
+        self._compression = Compression(method, offload=threads.run)
         self._group = group.session.new_group()
-        self._buckets: dict[tuple[str, ...], Bucket] = {}
+        self._parts = BucketParts()
 
     @property
     def method(self) -> Method:
@@ -99,7 +95,7 @@ class ModelCompression:
         self, bucket: GradBucket, layout: BucketLayout, iteration: int, phases: Phases | None
     ) -> DblpWork:
         """Start the round of a bucket, which is averaged in place."""
-        parts = self._bucket(bucket, layout)
+        parts = self._parts.of(bucket, layout)
 
         def reduce(array: npt.NDArray[Any], dtype: str | None, timeout_s: float) -> Awaitable[Report]:
             return self._compression.all_reduce(
@@ -116,26 +112,26 @@ class ModelCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """``Compression.state_dict`` in tensors."""
-        state = self._compression.state_dict()
-        factors = {name: torch.from_numpy(factor) for name, factor in state["factors"].items()}
-        return {**state, "memory": tensor_state(state["memory"]), "factors": factors}
+        return save_compression(self._compression)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or of another model or method."""
-        try:
-            factors = {name: factor.detach().cpu().numpy() for name, factor in state["factors"].items()}
-            memory = state["memory"]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"this is no state of dblp.attach: compression: {error!r}") from None
-        arrays = array_state(memory, self._sizes, "compression")
-        self._compression.load_state_dict({**state, "memory": arrays, "factors": factors})
+        load_compression(self._compression, state, self._sizes)
 
-    def _bucket(self, bucket: GradBucket, layout: BucketLayout) -> Bucket:
-        if layout.names not in self._buckets:
+
+class BucketParts:
+    """What compression knows of DDP's buckets, by the names of their parameters."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], Bucket] = {}
+
+    def of(self, bucket: GradBucket, layout: BucketLayout) -> Bucket:
+        """Of a bucket as it is now."""
+        if layout.names not in self._known:
             shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
             named = zip(layout.names, shapes, strict=True)
-            self._buckets[layout.names] = Bucket([Part(name, shape) for name, shape in named])
-        return self._buckets[layout.names]
+            self._known[layout.names] = Bucket([Part(name, shape) for name, shape in named])
+        return self._known[layout.names]
 
 
 def method_of(compression: str | Method) -> Method:
@@ -171,15 +167,26 @@ def check_compressed(method: Method, policy: Policy) -> None:
         )
 
 
-def _check_alike(group: DblpProcessGroup, method: Method) -> None:
-    """Raise MismatchError unless all ranks have this method with these options."""
+def check_real(module: torch.nn.Module) -> None:
+    """Raise UnsupportedError if a gradient will not be real and floating-point."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise UnsupportedError(
+                f"parameter {name!r} is {parameter.dtype}: only real floating-point gradients are compressed"
+            )
+
+
+def check_alike(
+    method: Method, rank: int, world_size: int, agree: Callable[[npt.NDArray[np.float64]], None]
+) -> None:
+    """Raise MismatchError unless all ranks have this method with these options. ``agree``: reduces a vector by MAX."""
     code = float(zlib.crc32(str(method).encode()))
     most = np.array([code, -code])
-    group.agree(most)
+    agree(most)
     if most[0] != -most[1]:
         raise MismatchError(
-            f"ranks have different compression methods, rank {group.rank()} has {method}: give all ranks the same string",
-            range(group.size()),
+            f"ranks have different compression methods, rank {rank} has {method}: give all ranks the same string",
+            range(world_size),
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dblp.collectives.compression.rounds import Compression
 from dblp.errors import ConfigError
 
 
@@ -35,6 +36,25 @@ def array_state(state: Mapping[str, Any], sizes: Mapping[str, int], what: str) -
     for name, entry in parameters.items():
         _check(name, entry, sizes, what)
     return {**state, "parameters": parameters}
+
+
+def save_compression(compression: Compression) -> dict[str, Any]:
+    """``Compression.state_dict`` in tensors."""
+    state = compression.state_dict()
+    factors = {name: torch.from_numpy(factor) for name, factor in state["factors"].items()}
+    return {**state, "memory": tensor_state(state["memory"]), "factors": factors}
+
+
+def load_compression(compression: Compression, state: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Take what ``save_compression`` gave. ``sizes``: elements of the model's parameters, by name. Raises ConfigError if it is
+    not usable, or of another model or method."""
+    try:
+        factors = {name: factor.detach().cpu().numpy() for name, factor in state["factors"].items()}
+        memory = state["memory"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"this is no state of dblp.attach: compression: {error!r}") from None
+    arrays = array_state(memory, sizes, "compression")
+    compression.load_state_dict({**state, "memory": arrays, "factors": factors})
 
 
 def _check(name: str, entry: Mapping[str, Any], sizes: Mapping[str, int], what: str) -> None:

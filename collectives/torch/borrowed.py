@@ -1,0 +1,311 @@
+"""Compression of a DDP model over another backend's process group, such as gloo's: to compare, and where UDP can't go.
+
+The rounds are ``collectives/compression``'s own, with torch.distributed's collectives below them. They run on a process group of
+their own, on an event loop on a thread of its own, in the order in which DDP's hook is called: the same on all ranks. What a
+backend does not tell (bytes on the wire, delays of the network) is not known here either: adaptive methods sense from the times
+of rounds.
+"""
+
+# No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from dblp.collectives.compression.base import Method
+from dblp.collectives.compression.rounds import Compression, Totals
+from dblp.collectives.report import Report
+from dblp.collectives.torch.backend import DblpProcessGroup
+from dblp.collectives.torch.buckets import Layouts
+from dblp.collectives.torch.compression import BucketParts, check_alike, check_real, method_of, threads
+from dblp.collectives.torch.keyed import load_compression, save_compression
+from dblp.collectives.torch.tensors import stage
+from dblp.errors import ConfigError, DeadlineError, UnsupportedError
+
+Array = npt.NDArray[Any]
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+"""gloo has no average: sums are divided here."""
+
+
+class BorrowedGroup:
+    """What ``compression.link.Link`` asks of a group, by torch.distributed. Called on the loop of its thread."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+        self._rounds = 0
+        self.rank, self.world_size = group.rank(), group.size()
+        self.failure: BaseException | None = None
+
+    def least_delay_s(self) -> float:
+        """0: the backend does not tell."""
+        return 0.0
+
+    def fail(self, error: BaseException) -> None:
+        """Later rounds raise it; the peers wait for theirs until their timeout, as the backend has no way to tell them."""
+        self.failure = self.failure or error
+
+    def all_reduce(
+        self, array: Array, op: str = "sum", *, dtype: str | None = None, timeout_s: float | None = None
+    ) -> asyncio.Task[Report]:
+        """Reduce ``array`` (1-D) in place."""
+        tensor = _tensor(array, dtype)
+        if self.world_size == 1 or not array.size:
+            return self._start("all_reduce", array.nbytes, None, _nothing)
+        work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
+
+        def finish() -> None:
+            if op == "avg":
+                tensor.div_(self.world_size)
+
+        return self._start("all_reduce", array.nbytes, work, finish)
+
+    def all_gather(
+        self, output: Array | Sequence[Array], input: Array, *, timeout_s: float | None = None
+    ) -> asyncio.Task[Report]:
+        """Every rank's ``input``; where their lengths differ, all are sent as long as the longest."""
+        outputs = np.split(output, self.world_size) if isinstance(output, np.ndarray) else list(output)
+        most = max(part.size for part in outputs)
+        if not most:
+            return self._start("all_gather", 0, None, _nothing)
+        padded = np.zeros(most, input.dtype)
+        padded[: input.size] = input
+        rooms = [np.empty(most, input.dtype) for _ in outputs]
+        work = dist.all_gather(
+            [torch.from_numpy(room) for room in rooms],
+            torch.from_numpy(padded),
+            group=self._group,
+            async_op=True,
+        )
+
+        def finish() -> None:
+            for part, room in zip(outputs, rooms, strict=True):
+                part[...] = room[: part.size]
+
+        return self._start("all_gather", input.nbytes, work, finish)
+
+    def _start(
+        self, collective: str, nbytes: int, work: Any, finish: Callable[[], None]
+    ) -> asyncio.Task[Report]:
+        self._rounds += 1
+        number, loop = self._rounds, asyncio.get_running_loop()
+        began = loop.time()
+
+        async def run() -> Report:
+            if self.failure is not None:
+                raise self.failure
+            if work is not None:
+                await self._ended(work, collective)
+            finish()
+            return Report(
+                round=number,
+                collective=collective,
+                algorithm=str(dist.get_backend(self._group)),
+                reason="another backend's process group",
+                nbytes=nbytes,
+                world_size=self.world_size,
+                duration_s=loop.time() - began,
+            )
+
+        return loop.create_task(run())
+
+    async def _ended(self, work: Any, collective: str) -> None:
+        """Wait for a backend's work without holding the loop up."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def tell(future: Future[Any]) -> None:
+            try:
+                future.value()
+                error = None
+            except RuntimeError as raised:
+                error = raised
+            loop.call_soon_threadsafe(_settle, done, error)
+
+        work.get_future().add_done_callback(tell)
+        try:
+            await asyncio.wait_for(done, self._timeout_s)
+        except TimeoutError:
+            raise DeadlineError(
+                f"rank {self.rank}: {collective} of a compressed gradient did not end within {self._timeout_s:g} s; does every "
+                "rank run, with the same model and method?",
+                [rank for rank in range(self.world_size) if rank != self.rank],
+            ) from None
+
+
+class BorrowedCompression:
+    """The compression of one model's gradients over another backend: what ``compress_ddp`` returns."""
+
+    def __init__(
+        self, model: DistributedDataParallel, method: Method, group: dist.ProcessGroup, timeout_s: float
+    ) -> None:
+        self._compression = Compression(method, offload=threads.run)
+        self._group = BorrowedGroup(group, timeout_s)
+        self._timeout_s = timeout_s
+        self._layouts = Layouts(model.module)
+        self._parts = BucketParts()
+        self._iterations, self._launched_all = 0, True
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dblp-borrowed", daemon=True)
+        self._thread.start()
+        self._close = weakref.finalize(self, _stop, self._loop, self._thread)
+
+    @property
+    def method(self) -> Method:
+        """What compresses."""
+        return self._compression.method
+
+    @property
+    def totals(self) -> Totals:
+        """What its rounds cost so far, on this rank; the bytes on the wire are not known (0)."""
+        return self._compression.totals
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What an adaptive method has decided and found, by name."""
+        return self._compression.figures
+
+    def epoch(self, number: int | None = None) -> None:
+        """An epoch begins; without a number the next one."""
+        self._compression.epoch(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next rounds depend on, in tensors and plain values; take it between iterations."""
+        return save_compression(self._compression)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or of another model or method."""
+        load_compression(self._compression, state, self._layouts.sizes)
+
+    def close(self) -> None:
+        """End its thread; the model's hook can't be called any more. Idempotent."""
+        self._close()
+
+    def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Called by the hook: average a bucket, in place."""
+        if not self._close.alive:
+            raise ConfigError("this compression was closed; wrap the model anew to train it further")
+        if self._launched_all:
+            self._iterations += 1
+        self._launched_all = bucket.is_last()
+        tensor, iteration = bucket.buffer(), self._iterations - 1
+        parts = self._parts.of(bucket, self._layouts.of(bucket))
+        item = stage(tensor, arithmetic=True)
+        future: Future[torch.Tensor] = Future()
+
+        async def run() -> None:
+            try:
+                await self._compression.all_reduce(
+                    self._group,  # type: ignore[arg-type]  # all that compression's Link asks of a Group
+                    item.array,
+                    parts,
+                    timeout_s=self._timeout_s,
+                    iteration=iteration,
+                    dtype=item.dtype,
+                )
+                item.restore()
+                future.set_result(tensor)
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]  # torch's stub calls it a result
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return future
+
+
+def compress_ddp(
+    model: DistributedDataParallel,
+    compression: Method | str,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_s: float = 300.0,
+) -> BorrowedCompression:
+    """Compress the gradients of a DDP model whose process group is another backend's (gloo's), by a method or a string such as
+    ``"netsense"``; ``dblp.attach`` is for dblp's own.
+
+    Call it once, after wrapping the model and before the first backward pass, on all ranks alike, in the same order.
+    ``process_group``: for the rounds, used by nothing else; by default a new one of the model's backend. ``timeout_s``: of each
+    bucket, after which the backward pass raises. Raises UnsupportedError for a model that is not wrapped, is on dblp's backend,
+    or has a parameter whose gradient is not real and floating-point; ConfigError for what is no method, one that follows phases,
+    or a model that has a hook; MismatchError if ranks give different methods.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise UnsupportedError(
+            f"compress_ddp takes a model wrapped in DistributedDataParallel, not {type(model).__name__}"
+        )
+    if isinstance(model.process_group, DblpProcessGroup):
+        raise UnsupportedError("this model is on the backend 'dblp': use dblp.attach(model, compression=...)")
+    method = method_of(compression)
+    if method.follows_phases:
+        raise ConfigError(
+            f"compression {method.name!r} follows phases, which dblp.attach decides: it runs on the backend 'dblp' only"
+        )
+    if getattr(model, "_comm_hooks", ()):
+        raise ConfigError("this model has a communication hook, and DDP takes one: wrap it anew")
+    check_real(model.module)
+    group = process_group or _new_group(model.process_group, timeout_s)
+    check_alike(method, group.rank(), group.size(), lambda vector: _agree(vector, group))
+    borrowed = BorrowedCompression(model, method, group, timeout_s)
+    model.register_comm_hook(borrowed, _hook)
+    return borrowed
+
+
+def _hook(state: BorrowedCompression, bucket: GradBucket) -> Future[torch.Tensor]:
+    """DDP's hook; DDP requires the parameter's name."""
+    return state.start(bucket)
+
+
+def _new_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
+    made: dist.ProcessGroup = dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=timedelta(seconds=timeout_s),
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+    )
+    return made
+
+
+def _agree(vector: npt.NDArray[np.float64], group: dist.ProcessGroup) -> None:
+    dist.all_reduce(torch.from_numpy(vector), dist.ReduceOp.MAX, group=group)
+
+
+def _tensor(array: Array, dtype: str | None) -> torch.Tensor:
+    """A tensor on the array's memory."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if not done.done():
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    if thread is not threading.current_thread():
+        thread.join(5.0)
+    loop.close()
