@@ -13,6 +13,7 @@ from dblp.cli.train.outcome import Collector, combine
 from dblp.cli.train.policies import ARMS, method_of, parse_compressions, policy_of
 from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
 from dblp.collectives.presets import presets
+from dblp.collectives.compression.registry import parse_compression
 from dblp.errors import LocalError
 
 TRAFFIC = {
@@ -190,6 +191,10 @@ def test_compression_is_an_arm_and_tells_its_sizes():
     assert arms == ["topk(ratio=0.01)", "dgc(0.01,indices=delta)"] and parse_compressions(" ") == []
     method, policy = method_of(arms[0]), policy_of(arms[0], 0.1, "stall")
     assert method is not None and method.name == "topk" and policy is not None and policy.name == "exact"
+    over_gloo = parse_compressions("gloo:topk(0.01)")[0]
+    assert (
+        method_of(over_gloo) == parse_compression("topk(0.01)") and policy_of(over_gloo, 0.1, "stall") is None
+    )
     assert method_of("gloo") is method_of("dblp-exact") is method_of("mlt") is None
     sizes_of = {"gradient_bytes": 4000, "payload_bytes": 100}
     compressed = combine([result(arms[0], rank=rank, traffic=TRAFFIC | sizes_of) for rank in (0, 1)])

@@ -28,6 +28,7 @@ from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.rounds import Totals
 from dblp.collectives.presets import Preset
+from dblp.collectives.torch.borrowed import BorrowedCompression, compress_ddp
 from dblp.collectives.torch.hook import Attachment, attach
 from dblp.transport.policy import Consistency
 
@@ -77,14 +78,28 @@ class Arm:
 
 
 class GlooArm(Arm):
-    """torch's own all-reduce hook over gloo."""
+    """torch's own all-reduce hook over gloo, or compression over it."""
+
+    def __init__(self, compression: Method | None) -> None:
+        self._method = compression
+        self.momentum = _momentum_beside(compression)
+        self._compression: BorrowedCompression | None = None
 
     def attach(self, model: TimedDDP) -> None:
-        """Register torch's hook."""
-        model.register_comm_hook(None, allreduce_hook)
+        """Register torch's hook, or compression's."""
+        if self._method is None:
+            model.register_comm_hook(None, allreduce_hook)
+        else:
+            self._compression = compress_ddp(model, self._method)
 
-    def traffic(self) -> None:
-        """None: the kernel's TCP keeps no count for one process."""
+    def begin_epoch(self, number: int) -> None:
+        """Tell a compression that has a warm-up."""
+        if self._compression is not None:
+            self._compression.epoch(number)
+
+    def traffic(self) -> dict[str, int] | None:
+        """Sizes of the gradients, where they are compressed: the kernel's TCP keeps no count for one process."""
+        return None if self._compression is None else _sizes(self._compression.totals)
 
 
 class DblpArm(Arm):
@@ -93,8 +108,7 @@ class DblpArm(Arm):
     def __init__(self, policy: Preset, compression: Method | None) -> None:
         self._policy = policy
         self._compression = compression
-        if isinstance(compression, DGC) and compression.momentum:
-            self.momentum = 0.0
+        self.momentum = _momentum_beside(compression)
         self._attachment: Attachment | None = None
         self._before = DatagramCount()
 
@@ -132,6 +146,11 @@ class DblpArm(Arm):
         }
 
 
+def _momentum_beside(compression: Method | None) -> float:
+    """What is left to the optimiser beside a method."""
+    return 0.0 if isinstance(compression, DGC) and compression.momentum else MOMENTUM
+
+
 def _sizes(totals: Totals) -> dict[str, int]:
     return {"gradient_bytes": totals.dense_bytes, "payload_bytes": totals.payload_bytes}
 
@@ -146,7 +165,7 @@ def open_arm(
         backend = "gloo" if policy is None else "dblp"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        yield GlooArm() if policy is None else DblpArm(policy, method_of(name))
+        yield GlooArm(method_of(name)) if policy is None else DblpArm(policy, method_of(name))
     finally:
         dist.destroy_process_group()
 

@@ -38,7 +38,7 @@ def train(
     compression: Annotated[
         str,
         typer.Option(
-            help="Compare also these compression methods, over exact rounds: 'topk(ratio=0.01); dgc' (docs/compression.md)."
+            help="Compare also these compression methods, over exact rounds: 'topk(ratio=0.01); gloo:dgc' (docs/compression.md)."
         ),
     ] = "",
     ranks: Annotated[int, typer.Option(help="Local workers.")] = 4,

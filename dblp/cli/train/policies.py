@@ -1,7 +1,7 @@
 """The arms of ``dblp train``: gloo, dblp under policies by name, and dblp with compressed gradients.
 
 A named policy is one entry of ``POLICIES``; its arm has its name, but for the two that every comparison starts from. An arm with
-compression is called by the string that names the method.
+compression is called by the string that names the method, with ``gloo:`` before it where it runs over gloo.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ POLICIES: dict[str, Callable[[float, str], Preset]] = {
     **{name: lambda budget, stop, name=name: preset(name) for name in presets() if name != "exact"},  # type: ignore[misc]
 }
 """Policies by name: the presets, and one from the options ``--budget`` and ``--policy-stop``."""
+OVER_GLOO = f"{GLOO}:"
+"""Before the name of a method that runs over torch's gloo backend."""
 _ARMS_OF = {"exact": EXACT, "bounded": BOUNDED}
 
 
@@ -42,21 +44,21 @@ def known_arms() -> tuple[str, ...]:
 
 
 def parse_compressions(text: str) -> list[str]:
-    """Arms of compression methods, from ``"topk(ratio=0.01); dgc"``; raises ConfigError for what is none."""
+    """Arms of compression methods, from ``"topk(ratio=0.01); dgc; gloo:dgc"``; raises ConfigError for what is none."""
     arms = [part.strip() for part in text.split(";")] if text.strip() else []
     for arm in arms:
-        parse_compression(arm)
+        parse_compression(arm.removeprefix(OVER_GLOO))
     return arms
 
 
 def method_of(arm: str) -> Method | None:
     """The compression of an arm; None where there is none."""
-    return None if arm in known_arms() else parse_compression(arm)
+    return None if arm in known_arms() else parse_compression(arm.removeprefix(OVER_GLOO))
 
 
 def policy_of(arm: str, budget: float, stop: str) -> Preset | None:
     """The policy of an arm, with what it asks of the transport; None for gloo. Raises ConfigError for a budget or stop rule
     that is none."""
     if arm not in known_arms():
-        return preset("exact")
+        return None if arm.startswith(OVER_GLOO) else preset("exact")
     return next((make(budget, stop) for name, make in POLICIES.items() if arm_of(name) == arm), None)
