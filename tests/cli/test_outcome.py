@@ -12,8 +12,8 @@ from dblp.cli.train.figures import _by_arm, draw
 from dblp.cli.train.outcome import Collector, combine
 from dblp.cli.train.policies import ARMS, method_of, parse_compressions, policy_of
 from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
-from dblp.collectives.presets import presets
 from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.presets import presets
 from dblp.errors import LocalError
 
 TRAFFIC = {
