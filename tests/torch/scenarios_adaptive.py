@@ -180,7 +180,7 @@ def adaptive_refused(rank, world_size, folder):
     _iterate(model, rank, 0)
     compression.close()
     compression.close()
-    _refused(RuntimeError, "was closed", lambda: _iterate(model, rank, 1))
+    _refused(ConfigError, "was closed", lambda: _iterate(model, rank, 1))
     dist.destroy_process_group()
 
 
