@@ -1,11 +1,21 @@
-"""The benchmark behind docs/compression.md."""
+"""The benchmarks behind docs/compression.md."""
 
 from __future__ import annotations
 
+import asyncio
 from math import prod
 
+import numpy as np
+import pytest
+
 from dblp.collectives.compression.base import Bucket, Part
-from tests.benchmarks import compression
+from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.compression.rounds import Compression
+from dblp.sim.loop import run as run_virtual
+from tests.benchmarks import compression, gravac, netsense
+from tests.benchmarks.compressed_workers import CompressedWorkers, Star
+from tests.benchmarks.ideal_network import HEADERS, IdealNetwork
+from tests.collectives.worlds import run_memory
 
 
 def test_resnet50_has_its_number_of_parameters():
@@ -25,3 +35,84 @@ def test_sizes_are_those_of_the_entries():
     record = compression._compressed("topk(0.001)", Bucket([Part("a", (1000, 100))]), 4)
     assert record["payload_bytes"] == 100 * 8 + 24 and record["ratio"] == 400_000 / 824
     assert 3 * 824 < record["wire_bytes"] < 3 * 950
+
+
+def test_the_ideal_network_gives_real_averages_in_the_time_of_its_formula():
+    """A thousand elements over four ranks of 1 Mb/s, 10 ms: an all-gather of 100 entries, and the figures of none."""
+    parts = Bucket([Part("a", (1000,))])
+
+    def gradient(rank):
+        return np.random.default_rng(rank).standard_normal(1000).astype(np.float32)
+
+    async def ideal():
+        network, loop = IdealNetwork(4, 1e6, 0.01), asyncio.get_running_loop()
+        arrays, began = [gradient(rank) for rank in range(4)], loop.time()
+        for _ in range(2):
+            await asyncio.gather(
+                *(
+                    Compression(parse_compression("topk(0.1)")).all_reduce(group, array, parts, timeout_s=9.0)
+                    for group, array in zip(network.groups, arrays, strict=True)
+                )
+            )
+        return arrays[0], loop.time() - began
+
+    async def member(group):
+        array = gradient(group.rank)
+        for _ in range(2):
+            await Compression(parse_compression("topk(0.1)")).all_reduce(group, array, parts, timeout_s=9.0)
+        return array
+
+    average, took = run_virtual(ideal())
+    np.testing.assert_array_equal(average, run_memory(member, 4)[0])
+    assert took == pytest.approx(2 * (0.01 + 8 * HEADERS * 3 * (100 * 8 + 24) / 1e6))
+
+
+@pytest.mark.parametrize("method", ["accordion", "netsense", "gravac(window=1)"])
+@pytest.mark.parametrize("ideal", [True, False])
+def test_workers_that_compress(method, ideal):
+    """Both networks give all ranks the same average, and take virtual time."""
+    parts = Bucket([Part("a", (30, 20)), Part("b", (20,))])
+    star = Star(rate_bps=1e6, ideal=ideal, background=0.0 if ideal else 0.3)
+    workers = CompressedWorkers(method, star, parts, ranks=3, compute_s=1e-3, epoch_steps=2, seed=1)
+    for step in range(5):
+        gradients = np.random.default_rng(step).standard_normal((3, 620)).astype(np.float32)
+        average = workers.all_reduce(gradients)
+        np.testing.assert_array_equal(gradients, np.tile(average, (3, 1)))
+    workers.set_star(Star(rate_bps=1e5, ideal=ideal))
+    fast = np.diff(workers.ended_s).max()
+    workers.all_reduce(np.ones((3, 620), np.float32))
+    assert workers.ended_s[-1] - workers.ended_s[-2] > 2 * fast
+    workers.close()
+
+
+def test_speed_ups_and_tables():
+    def record(method, seconds):
+        return {
+            "model": "cnn", "method": method, "to_target_s": seconds, "test_accuracy": 0.9, "ratio": 2.0,
+            "total_s": 9.0, "search_share": 0.04, "theta": 40.0,
+        }  # fmt: skip
+
+    times = {
+        "topk(0.1)": 6.0,
+        "topk(0.01)": 3.0,
+        "topk(0.001)": 12.0,
+        "accordion": 10.0,
+        "gravac": 2.0,
+        "none": 20.0,
+    }
+    found = [record(method, seconds) for method, seconds in times.items()]
+    assert gravac.speed_ups(found, "cnn") == {
+        "best static": 1.5, "worst static": 6.0, "accordion": 5.0, "dense": 10.0
+    }  # fmt: skip
+    assert gravac.table(found, "cnn").row_count == len(times)
+    measured = [
+        {"method": method, "rate_mbps": 200.0, "background": 0.0, "samples_per_s": 100.0 * (index + 1)}
+        for index, method in enumerate(netsense.METHODS)
+    ]
+    shown = netsense.throughput_table(measured)
+    assert list(shown.columns[-1].cells) == ["1.25"] and shown.row_count == 1
+    score = [{"method": "none", "seed": 0, "test_accuracy": 0.9, "ratio_size": 1.0}]
+    assert (
+        netsense.accuracy_table([*score, {**score[0], "method": "netsense", "test_accuracy": 0.89}]).row_count
+        == 2
+    )
