@@ -90,11 +90,11 @@ def adaptive(rank, world_size, folder, backend):
     """Replicas and figures are alike on all ranks, and what was not delivered is withheld, while DDP makes its buckets anew."""
     _init(rank, world_size, folder, backend)
     for text in _TEXTS:
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16) if "randomk" not in text else (torch.float32,):
             model = _model(dtype)
             compression = _compress(model, text, backend)
             gap = torch.zeros(sum(int(np.prod(shape)) for shape in _SIZES.values()), dtype=torch.float64)
-            for number in range(12):
+            for number in range(8):
                 own, averages = _iterate(model, rank, number)
                 _equal_everywhere(averages)
                 gap += own - averages
@@ -105,7 +105,7 @@ def adaptive(rank, world_size, folder, backend):
             figures = torch.tensor(list(compression.figures.values()), dtype=torch.float64)
             assert len(figures) == 5
             _equal_everywhere(figures)
-            assert compression.totals.rounds % 12 == 0 and not compression.totals.spoiled
+            assert compression.totals.rounds % 8 == 0 and not compression.totals.spoiled
             if backend != "dblp":
                 assert compression.totals.wire_bytes == 0 and compression.totals.payload_bytes > 0
                 compression.close()
