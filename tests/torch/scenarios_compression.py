@@ -26,6 +26,7 @@ from dblp.errors import ConfigError, MismatchError
 _SIZES = {"first": (200, 100), "second": (120, 10, 10), "third": (30_000,), "fourth": (50, 100)}
 _TEXTS = {
     "topk": "topk(0.1)",
+    "redsync": "redsync(0.1)",
     "randomk": "randomk(0.2)",
     "threshold": "threshold(0.002)",
     "dgc": "dgc(0.05,indices=delta)",
@@ -114,7 +115,7 @@ def _check_gap(name, dtype, gap, withheld):
     if name == "dgc":
         return  # velocities, not gradients, are what it delivers
     worst = float(missing.abs().max())
-    if name in ("topk", "randomk", "none", "threshold") and dtype is not torch.bfloat16:
+    if name in ("topk", "redsync", "randomk", "none", "threshold", "gravac") and dtype is not torch.bfloat16:
         assert worst == 0.0, (name, dtype, worst)
     else:
         assert worst < 0.5, (name, dtype, worst)
