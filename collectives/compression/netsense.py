@@ -1,8 +1,8 @@
 """NetSenseML: as much of the gradient as the network takes without a queue (Wang, Li, Wu, Chen and Kutscher, arXiv 2506.16235).
 
 In each iteration the data in flight are compared with 0.9 of the bandwidth-delay product (``sensing.py``): more of them are
-congestion, and the share that is sent falls by a factor; else it rises by a step, twice as large each time in a row. What is sent
-goes through the paper's pipeline: values are quantised to half precision, the smaller part of each parameter's elements is
+congestion, and the share that is sent falls to what fits; else it rises by a step, twice as large each time in a row, or half way
+to what fits. What is sent goes through the paper's pipeline: values are quantised to half precision, the smaller part of each parameter's elements is
 pruned, and the largest of the rest are sent; a small share sets in motion all three, a larger one less, and where everything
 fits, or would be no more data than its entries, everything is sent as it is: compression is off.
 
@@ -45,6 +45,8 @@ _MOST_DOUBLINGS = 8
 """Of the step by which the share rises: from 0.001 to a quarter at once."""
 _GENTLE = 0.95
 """The authors' factor: the share falls by this at least."""
+_HALF_WAY = 0.5
+"""To what fits, by the last rounds' bandwidth, at once: the steps alone take too long to find a network that has become faster."""
 _PROBE_EVERY = 50
 """Iterations from one measurement of the delay to the next, where the transport tells none."""
 _SCALARS = 4
@@ -83,11 +85,12 @@ class _Control:
         """To a share, if it is not less already."""
         self.share, self._streak = min(self.share or 1.0, share), 0.0
 
-    def rise(self, step: float, most: float) -> None:
-        """By a step that is twice as large each time in a row, to twice as much at most."""
+    def rise(self, step: float, fits: float, most: float) -> None:
+        """By a step that is twice as large each time in a row, to twice as much at most; half way to what fits if that is more."""
         if self.share:
             step *= 2.0 ** min(self._streak, _MOST_DOUBLINGS)
-            self.share = min(self.share + min(step, self.share), most, 1.0)
+            step = max(min(step, self.share), _HALF_WAY * (fits - self.share))
+            self.share = min(self.share + step, most, 1.0)
             self._streak += 1
 
 
@@ -158,7 +161,7 @@ class NetSense(Adaptive):
         if not others or whole <= fits:
             control.off()
         elif control.sensing.data_bytes <= fits:
-            control.rise(self.increase, worth)
+            control.rise(self.increase, fits / each, worth)
         elif not control.share and not sent_share:
             control.begin(min(max(fits / each, self.least), worth))
         elif sent_share:
