@@ -2,9 +2,9 @@
 
 In each iteration the data in flight are compared with 0.9 of the bandwidth-delay product (``sensing.py``): more of them are
 congestion, and the share that is sent falls to what fits; else it rises by a step, twice as large each time in a row, or half way
-to what fits. What is sent goes through the paper's pipeline: values are quantised to half precision, the smaller part of each parameter's elements is
-pruned, and the largest of the rest are sent; a small share sets in motion all three, a larger one less, and where everything
-fits, or would be no more data than its entries, everything is sent as it is: compression is off.
+to what fits. What is sent goes through the paper's pipeline: values are quantised to half precision, the smaller part of each
+parameter's elements is pruned, and the largest of the rest are sent; a small share sets in motion all three, a larger one less.
+Where everything fits, or would be no more data than its entries, everything is sent as it is: compression is off.
 
 All ranks decide alike: their times, delays and bytes are reduced beside the rounds (``iterations.py``). docs/compression.md has
 the differences from the paper and from the authors' code.
@@ -45,8 +45,10 @@ _MOST_DOUBLINGS = 8
 """Of the step by which the share rises: from 0.001 to a quarter at once."""
 _GENTLE = 0.95
 """The authors' factor: the share falls by this at least."""
+_BLIND = 0.25
+"""Of the share, a step at most: more would overshoot what small shares are, and fall again."""
 _HALF_WAY = 0.5
-"""To what fits, by the last rounds' bandwidth, at once: the steps alone take too long to find a network that has become faster."""
+"""To what fits, by the last rounds' bandwidth, at once: steps alone take too long to find that a network has become faster."""
 _PROBE_EVERY = 50
 """Iterations from one measurement of the delay to the next, where the transport tells none."""
 _SCALARS = 4
@@ -86,10 +88,11 @@ class _Control:
         self.share, self._streak = min(self.share or 1.0, share), 0.0
 
     def rise(self, step: float, fits: float, most: float) -> None:
-        """By a step that is twice as large each time in a row, to twice as much at most; half way to what fits if that is more."""
+        """By a step that is twice as large each time in a row, ``_BLIND`` of the share at most; half way to what fits if that is
+        more."""
         if self.share:
             step *= 2.0 ** min(self._streak, _MOST_DOUBLINGS)
-            step = max(min(step, self.share), _HALF_WAY * (fits - self.share))
+            step = max(min(step, _BLIND * self.share), _HALF_WAY * (fits - self.share))
             self.share = min(self.share + step, most, 1.0)
             self._streak += 1
 
