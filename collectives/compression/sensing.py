@@ -1,9 +1,10 @@
 """What a network gives, as NetSenseML senses it: from rounds that are run anyway (Wang et al., arXiv 2506.16235).
 
-A round that moves D bytes over a path of bandwidth B and least delay m takes about m + D / B. So what it took beyond the delay
-gives the bandwidth that it found, background traffic included; the bandwidth-delay product B m is what fits into the network
-without a queue, and D beyond it has stood in one. The least delay is what the transport's acknowledgements say, or the time of a
-round of one number where the transport tells nothing.
+Data of D bytes that cross a path of bandwidth B and least round trip m arrive after about m / 2 + D / B. So what a round took
+beyond that delay gives the bandwidth that it found, background traffic included; the bandwidth-delay product B m is what fits
+into the network without a queue, and D beyond it has stood in one. The least round trip is what the transport's acknowledgements
+say, or the time of a round of one number where the transport tells nothing. The time is that of the rank that came last: the
+others wait for it, which is no fault of the network; what arrived meanwhile cost no time.
 
 Differences from the authors' code, which takes D / T for the bandwidth and the largest of 5 s: there a round that is mostly delay
 counts as a slow network, and what the network gave before it changed counts for seconds. Here the delay is taken off, and the
@@ -37,7 +38,7 @@ class Sample:
     crossings: float
     """How often their data crossed the network one after the other."""
     delay_s: float
-    """Least delay of the network; 0: not known."""
+    """Least round trip of the network; 0: not known."""
 
 
 class Sensing:
@@ -87,4 +88,4 @@ class Sensing:
 
     @property
     def _waiting_s(self) -> float:
-        return self._crossings * self.delay_s
+        return self._crossings * self.delay_s / 2.0

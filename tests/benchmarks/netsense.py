@@ -89,11 +89,12 @@ def throughput(options: argparse.Namespace, samples: Samples, console: Console) 
             for method in METHODS:
                 start = time.perf_counter()
                 # The fixed ones need few steps: all of theirs are alike but for the background's turns.
-                steps = options.steps if method == NETSENSE or background else options.steps // 2
+                many = method == NETSENSE or background or method.startswith("dgc(0.001")
+                steps, skipped = (options.steps, SKIPPED) if many else (options.steps // 5, SKIPPED // 5)
                 workers, _ = run(
-                    method, star, samples, steps=SKIPPED + steps, compute_s=options.compute, seed=0
+                    method, star, samples, steps=skipped + steps, compute_s=options.compute, seed=0
                 )
-                spent = workers.ended_s[-1] - workers.ended_s[SKIPPED - 1]
+                spent = workers.ended_s[-1] - workers.ended_s[skipped - 1]
                 found.append(
                     {
                         "method": method,

@@ -18,25 +18,25 @@ def _sensed(*samples):
 
 
 def test_the_delay_is_no_part_of_the_bandwidth():
-    """100 KB in 10 ms, 2 ms of them delay: 100 Mb/s, of which 25 KB fit into the network; the rest stood in a queue."""
-    sensing = _sensed((100_000, 10e-3, 2e-3))
+    """100 KB in 9 ms, 1 ms of them on the way: 100 Mb/s, of which 25 KB fit into a round trip of 2 ms; the rest stood in a queue."""
+    sensing = _sensed((100_000, 9e-3, 2e-3))
     assert sensing.bandwidth_bps == pytest.approx(1e8)
     assert sensing.bdp_bytes == pytest.approx(25_000) and sensing.queue_bytes == pytest.approx(75_000)
 
 
 def test_an_all_reduce_crosses_twice():
     sensing = Sensing(np.zeros(Sensing.SIZE))
-    assert sensing.hear(Sample(data_bytes=100_000, seconds=12e-3, crossings=2, delay_s=2e-3))
+    assert sensing.hear(Sample(data_bytes=100_000, seconds=10e-3, crossings=2, delay_s=2e-3))
     assert sensing.bandwidth_bps == pytest.approx(1e8)
 
 
 def test_no_more_is_claimed_than_a_round_has_shown():
     """A round that is all delay: its data took a quarter of the delay at least."""
-    assert _sensed((1_000, 2e-3, 2e-3)).bandwidth_bps == pytest.approx(8 * 1_000 / 0.5e-3)
+    assert _sensed((1_000, 1e-3, 2e-3)).bandwidth_bps == pytest.approx(8 * 1_000 / 0.5e-3)
 
 
 def test_what_was_before_a_change_is_forgotten_after_two_rounds():
-    fast, slow = (100_000, 3e-3, 2e-3), (100_000, 42e-3, 2e-3)
+    fast, slow = (100_000, 2e-3, 2e-3), (100_000, 41e-3, 2e-3)
     assert _sensed(fast, slow).bandwidth_bps == pytest.approx(8e8)
     assert _sensed(fast, slow, slow).bandwidth_bps == pytest.approx(2e7)
     assert _sensed(slow, fast).bandwidth_bps == pytest.approx(8e8), "more bandwidth shows at once"
