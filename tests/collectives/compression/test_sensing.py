@@ -18,7 +18,7 @@ def _sensed(*samples):
 
 
 def test_the_delay_is_no_part_of_the_bandwidth():
-    """100 KB in 9 ms, 1 ms of them on the way: 100 Mb/s, of which 25 KB fit into a round trip of 2 ms; the rest stood in a queue."""
+    """100 KB in 9 ms, 1 ms of them on the way: 100 Mb/s, of which 25 KB fit into a round trip of 2 ms; the rest was a queue."""
     sensing = _sensed((100_000, 9e-3, 2e-3))
     assert sensing.bandwidth_bps == pytest.approx(1e8)
     assert sensing.bdp_bytes == pytest.approx(25_000) and sensing.queue_bytes == pytest.approx(75_000)
