@@ -102,7 +102,7 @@ def throughput(options: argparse.Namespace, samples: Samples, console: Console) 
                         "background": background,
                         "samples_per_s": recipe_of("digits", "mlp").batch * steps / spent,
                         "step_s": spent / steps,
-                        "ratio": float(np.mean([f.get("ratio", np.nan) for f in workers.figures[SKIPPED:]])),
+                        "ratio": _mean_ratio(workers.figures[skipped:]),
                         "wire_bytes": workers.totals.wire_bytes / workers.totals.rounds,
                     }
                 )
@@ -113,10 +113,17 @@ def throughput(options: argparse.Namespace, samples: Samples, console: Console) 
     return found
 
 
+def _mean_ratio(figures: Sequence[Mapping[str, float]]) -> float | None:
+    """Of what was sent; None of a method that decides nothing."""
+    found = [each["ratio"] for each in figures if "ratio" in each]
+    return float(np.mean(found)) if found else None
+
+
 def throughput_table(found: Sequence[Mapping[str, Any]]) -> Table:
     """One row a setting: samples a second, and NetSenseML's as multiples of the others'."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("Mb/s", "background", *METHODS, *(f"x {name}" for name in METHODS[:-1])):
+    short = [name.replace(",nesterov=true", "") for name in METHODS]
+    for heading in ("Mb/s", "background", *short, *(f"x {name}" for name in short[:-1])):
         shown.add_column(heading, justify="right")
     for rate, background in dict.fromkeys((r["rate_mbps"], r["background"]) for r in found):
         mine = {r["method"]: r for r in found if (r["rate_mbps"], r["background"]) == (rate, background)}
