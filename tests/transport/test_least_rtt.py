@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from dblp.transport.backlog import Backlog
 from dblp.transport.config import TransportConfig
@@ -31,8 +30,9 @@ def test_it_is_the_least_of_late_and_forgotten_after_two_lives():
 
 def test_a_group_knows_its_farthest_rank():
     async def member(group):
-        await group.all_reduce(np.ones(1000, np.float32))
+        for _ in range(5):
+            await group.all_reduce(np.ones(100_000, np.float32))
         return group.least_delay_s()
 
     for delay_s in run_network(member, 3):
-        assert delay_s == pytest.approx(2 * 50e-6, rel=0.2)
+        assert 0.99 * 2 * 50e-6 <= delay_s < 3 * 2 * 50e-6, "there and back, and what the hosts take to read"
