@@ -125,7 +125,8 @@ class CompressedWorkers:
         self._run(self._gathered(lambda rank: self._round(rank, step, gradients[rank])))
         self.ended_s.append(self.seconds)
         self.figures.append(self._compressions[0].figures)
-        return gradients[0]
+        average: Floats = gradients[0]
+        return average
 
     def close(self) -> None:
         """End all groups and the loop."""

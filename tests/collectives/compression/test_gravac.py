@@ -103,7 +103,8 @@ def test_a_flat_gradient_is_sent_as_it_is():
             array = np.ones(PARTS.size, np.float32)
             await compression.all_reduce(group, array, PARTS, timeout_s=30.0, iteration=step)
             thetas.append(compression.figures["theta"])
-        assert not compression._memories.of(PARTS.layout).residual.any()
+        held = compression._memories.of(PARTS.layout).residual
+        assert held is not None and not held.any()
         return thetas
 
     thetas, others = run_memory(member, 2)
