@@ -55,6 +55,8 @@ _SCALARS = 4
 _SIZE = _SCALARS + Sensing.SIZE
 _FIGURES = 6
 """Time, delay, bytes, crossings, elements, share."""
+_HEARD_AFTER = 2
+"""Iterations after which a decision rests on one, see ``iterations.py``."""
 
 
 class _Control:
@@ -147,7 +149,8 @@ class NetSense(Adaptive):
             seconds = 0.0 if waited >= 0.0 else -waited
             delay = max(control.delay_s(delay), self.allow)
             sample = Sample(data_bytes=data, seconds=seconds, crossings=crossings, delay_s=delay)
-            if control.sensing.hear(sample):
+            # In a job's first rounds congestion windows open: the first iteration's time says nothing of the network.
+            if job.iteration > _HEARD_AFTER and control.sensing.hear(sample):
                 self._set(control, job, elements, share)
         await self._probe(link, course)
         job.factors[f".{self.name}"] = control.state()
