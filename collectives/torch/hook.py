@@ -47,6 +47,7 @@ from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import BucketLayout, Layouts
 from dblp.collectives.torch.carries import Carries
+from dblp.collectives.torch.checkpoint import RANKS, share_of
 from dblp.collectives.torch.compression import (
     ModelCompression,
     check_compressed,
@@ -139,6 +140,19 @@ class Attachment:
         with self._lock:
             return self._summary
 
+    @property
+    def groups(self) -> tuple[DblpProcessGroup, ...]:
+        """The process groups that together hold all ranks that train the model: one, or one for each dimension of a mesh."""
+        return (self._group,)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank among all that train the model, and their number."""
+        rank, world_size = 0, 1
+        for group in reversed(self.groups):
+            rank, world_size = rank * group.size() + group.rank(), world_size * group.size()
+        return rank, world_size
+
     def epoch(self, number: int | None = None) -> None:
         """An epoch begins: call it on all ranks before its first iteration, with the epoch's number or without.
 
@@ -194,8 +208,10 @@ class Attachment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, if it is of another model, or if one has a
-        controller and the other has none."""
+        """Take what ``state_dict`` gave, or this rank's part of what ``merge_states`` made of those of all ranks. Raises ConfigError
+        if it is not usable, if it is of another model, or if one has a controller and the other has none."""
+        if RANKS in state:
+            state = share_of(state, *self.place)
         try:
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
@@ -287,7 +303,8 @@ class Attachment:
 
     def _agree(self, vector: npt.NDArray[np.float64]) -> None:
         """Reduce a short vector by MAX over all ranks that train the model."""
-        self._group.agree(vector)
+        for group in self.groups:
+            group.agree(vector)
 
     def _begin_iteration(self) -> None:
         self._settle()

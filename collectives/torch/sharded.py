@@ -22,8 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.autograd import Variable
 from torch.optim import Optimizer
@@ -155,6 +153,12 @@ class ShardedAttachment(Attachment):
         self._part_priorities: dict[tuple[str, ...], list[Priority]] = {}
         self._told: set[tuple[str, ...]] = set()
 
+    @property
+    def groups(self) -> tuple[DblpProcessGroup, ...]:
+        """The ranks that shard the model, and those that hold the same shard."""
+        replicas = self._shards.replicas
+        return (self._shards.group,) if replicas is None else (self._shards.group, replicas)
+
     def resynchronise(self) -> float:
         """Raises UnsupportedError: there is nothing to make equal."""
         raise UnsupportedError(
@@ -196,11 +200,6 @@ class ShardedAttachment(Attachment):
         check_sharded(checked)
         return checked
 
-    def _agree(self, vector: npt.NDArray[np.float64]) -> None:
-        for group in (self._shards.group, self._shards.replicas):
-            if group is not None:
-                group.agree(vector)
-
     def _iteration(self) -> Iteration:
         """The running iteration; a new one with the first call of a backward pass."""
         if self._running is None or self._running.launched_all:
@@ -214,8 +213,7 @@ class ShardedAttachment(Attachment):
         if iteration.measures & (Needs.NORM | Needs.LAYER_NORMS):
             squares = iteration.squares()
             self._shards.group.agree(squares, "sum")
-            if self._shards.replicas is not None:
-                self._shards.replicas.agree(squares)
+            self._agree(squares)
             iteration.set_squares(squares)
         iteration.launch(True)
 
