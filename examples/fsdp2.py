@@ -1,6 +1,7 @@
 """FSDP2 by torchrun: ``torchrun --nproc-per-node 2 -m examples.fsdp2``.
 
-Parameters are gathered exactly, gradients may lose up to a tenth. A checkpoint is written each epoch; ``--resume`` goes on from it, on any number of ranks.
+Parameters are gathered exactly, gradients may lose up to a tenth. A checkpoint is written each epoch; ``--resume`` goes on from
+it, on any number of ranks.
 """
 
 from __future__ import annotations

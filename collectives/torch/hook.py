@@ -208,8 +208,8 @@ class Attachment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave, or this rank's part of what ``merge_states`` made of those of all ranks. Raises ConfigError
-        if it is not usable, if it is of another model, or if one has a controller and the other has none."""
+        """Take what ``state_dict`` gave, or this rank's part of what ``merge_states`` made of those of all ranks. Raises
+        ConfigError if it is not usable, if it is of another model, or if one has a controller and the other has none."""
         if RANKS in state:
             state = share_of(state, *self.place)
         try:

@@ -161,10 +161,10 @@ def _same_everywhere(tensor):
     assert all(torch.equal(other, tensor) for other in others)
 
 
-def lossy_compiled(rank, world_size, folder):
-    """Compiled models, whose graph DDP's optimiser cuts at its buckets; with torch's reducer in Python exact only."""
+def lossy_compiled(rank, world_size, folder, backends):
+    """Compiled models, whose graph DDP's optimiser cuts at its buckets."""
     _init(rank, world_size, folder, impair="loss(0.1),seed(5)")
-    for backend in ("eager", "aot_eager"):
+    for backend in backends:
         torch._dynamo.reset()
         wrapped = DistributedDataParallel(_Net(False, 400), bucket_cap_mb=1)
         attachment = attach(wrapped, LOSSY)
@@ -176,12 +176,12 @@ def lossy_compiled(rank, world_size, folder):
         attachment.policy = Exact()
         books.step(_factor(rank, 6, 400))
         assert books.check() == 0
-    _python_reducer(rank, world_size)
     dist.destroy_process_group()
 
 
-def _python_reducer(rank, world_size):
-    """It calls hooks while it is compiled, with a parameter in place of a bucket."""
+def python_reducer(rank, world_size, folder):
+    """It calls hooks while it is compiled, with a parameter in place of a bucket: exact only."""
+    _init(rank, world_size, folder)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = DistributedDataParallel(_Net(False))
@@ -196,6 +196,7 @@ def _python_reducer(rank, world_size):
             compiled(_factor(rank, 0)).backward()
     mean = sum(_factor(peer, 0) for peer in range(world_size)) / world_size
     torch.testing.assert_close(model.module.second.grad, 2 * mean)
+    dist.destroy_process_group()
 
 
 def torch_hooks(rank, world_size, folder):

@@ -187,23 +187,22 @@ def _last_dimension(parameter):
 def sharded_carried(rank, world_size, folder):
     """On a network that loses: within the bound, nothing without a trace, parameters whole; then all of it by an exact policy."""
     _init(rank, world_size, folder, impair="loss(0.1),seed(5)")
-    meshes = [None]
+    kinds = [(None, None), (None, _last_dimension)]
     if world_size == 4:
-        meshes.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-    for mesh in meshes:
-        for placement in (None, _last_dimension):
-            model = _sharded(mesh, shard_placement_fn=placement)
-            attachment = attach(model, LOSSY)
-            books, most = _Books(), 0
-            for number in range(3):
-                books.iterate(model, rank, number)
-                most = max(most, books.check(attachment))
-            assert most > 0, "something was lost and is carried"
-            assert 0.0 < attachment.summary.missing_share < 0.5
-            attachment.policy = Exact()
-            books.iterate(model, rank, 3)
-            assert books.check(attachment) == 0
-            _without_some(model, attachment, rank)
+        kinds = [(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), None)]
+    for mesh, placement in kinds:
+        model = _sharded(mesh, shard_placement_fn=placement)
+        attachment = attach(model, LOSSY)
+        books, most = _Books(), 0
+        for number in range(3):
+            books.iterate(model, rank, number)
+            most = max(most, books.check(attachment))
+        assert most > 0, "something was lost and is carried"
+        assert 0.0 < attachment.summary.missing_share < 0.5
+        attachment.policy = Exact()
+        books.iterate(model, rank, 3)
+        assert books.check(attachment) == 0
+        _without_some(model, attachment, rank)
     dist.destroy_process_group()
 
 

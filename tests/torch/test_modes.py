@@ -11,9 +11,18 @@ def test_modes(ranks, scenario, world_size):
     ranks(scenario, world_size)
 
 
-@pytest.mark.parametrize("scenario", ["lossy_compiled", "torch_hooks"])
-def test_compiled_and_torchs_own_hooks(ranks, scenario):
-    ranks(scenario, 2, timeout_s=120)
+def test_compiled(ranks):
+    ranks("lossy_compiled", 2, timeout_s=200, backends=["aot_eager"])
+
+
+@pytest.mark.slow
+def test_compiled_by_others(ranks):
+    ranks("lossy_compiled", 2, timeout_s=200, backends=["eager"])
+    ranks("python_reducer", 2, timeout_s=200)
+
+
+def test_torchs_own_hooks(ranks):
+    ranks("torch_hooks", 2)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
