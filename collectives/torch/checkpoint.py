@@ -1,8 +1,8 @@
 """The state of attachments beyond one rank: in distributed checkpoints, and for another number of ranks.
 
-``Attachment.state_dict`` is one rank's own, and what a rank carries differs from rank to rank. Here the states of all ranks become
-one. What was carried, and what a compression withheld, is summed by parameter: that is what is still owed to the model. All
-else (policy, phases, counts) is that of the first rank, and alike on all but for totals that each rank counts for itself.
+``Attachment.state_dict`` is one rank's own, and what a rank carries differs from rank to rank. Here the states of all ranks
+become one. What was carried, and what a compression withheld, is summed by parameter: that is what is still owed to the model.
+All else (policy, phases, counts) is that of the first rank, and alike on all but for totals that each rank counts for itself.
 
 Loaded on W ranks, each takes the W-th part of every parameter's elements, times W over the number of ranks that saved: an
 average over W ranks then gets what the average over the former ranks lacked. The factor is a power of two, and exact, where
