@@ -5,10 +5,13 @@ import pytest
 pytestmark = [pytest.mark.processes, pytest.mark.sockets]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+FOUR = pytest.param(4, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("world_size", [2, FOUR])
 @pytest.mark.parametrize("scenario", ["lossy_modes", "lossy_join"])
 def test_modes(ranks, scenario, world_size):
-    ranks(scenario, world_size)
+    ranks(scenario, world_size, timeout_s=120)
 
 
 def test_compiled(ranks):
@@ -25,6 +28,6 @@ def test_torchs_own_hooks(ranks):
     ranks("torch_hooks", 2)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, FOUR])
 def test_calls_in_torchs_other_forms(ranks, world_size):
     ranks("overloads", world_size)
