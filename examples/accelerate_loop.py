@@ -38,8 +38,7 @@ def main() -> None:
     if accelerator.is_main_process:
         logging.info("accuracy %.3f on %d ranks", accuracy(model, test), accelerator.num_processes)
         logging.info("backend %s, %s", dist.get_backend(), attachment.summary)
-    accelerator.end_training()
-    dist.destroy_process_group()
+    accelerator.end_training()  # leaves the process group, too
 
 
 if __name__ == "__main__":

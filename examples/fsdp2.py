@@ -4,6 +4,9 @@ Parameters are gathered exactly, gradients may lose up to a tenth. A checkpoint 
 it, on any number of ranks.
 """
 
+# mypy: disable-error-code="attr-defined"
+# torch.distributed's stubs miss names that it exports.
+
 from __future__ import annotations
 
 import argparse

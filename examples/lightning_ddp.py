@@ -28,7 +28,7 @@ class Attach(pl.Callback):
         self._state: dict[str, Any] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.attachment = dblp.attach(trainer.strategy.model, self.policy)  # type: ignore[arg-type]
+        self.attachment = dblp.attach(trainer.strategy.model, self.policy)
         if self._state:
             self.attachment.load_state_dict(self._state)
 

@@ -13,6 +13,9 @@ step does not take in addition to ``compute``. Where ranks outnumber the cores, 
 less can hide. No attachment: every collective is exact. One thread a rank.
 """
 
+# mypy: disable-error-code="attr-defined"
+# torch.distributed's stubs miss names that it exports.
+
 from __future__ import annotations
 
 import argparse

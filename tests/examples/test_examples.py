@@ -17,7 +17,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.sockets]
 
 def _environment():
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
 
 
 def _start(command):

@@ -302,7 +302,7 @@ def groups_of_all_kinds(folder):
 
 
 def refused_by_torch(folder):
-    _raises("gloo", lambda: dist.monitored_barrier())
+    _raises("GLOO", lambda: dist.monitored_barrier())
     dist.group.WORLD.monitored_barrier(timedelta(seconds=10))
     _raises("device", lambda: dist.split_group(split_ranks=[[0, 1]]))
     model = DistributedDataParallel(_network())

@@ -6,6 +6,7 @@
 import io
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -187,7 +188,7 @@ def _last_dimension(parameter):
 def sharded_carried(rank, world_size, folder):
     """On a network that loses: within the bound, nothing without a trace, parameters whole; then all of it by an exact policy."""
     _init(rank, world_size, folder, impair="loss(0.1),seed(5)")
-    kinds = [(None, None), (None, _last_dimension)]
+    kinds: list[Any] = [(None, None), (None, _last_dimension)]
     if world_size == 4:
         kinds = [(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), None)]
     for mesh, placement in kinds:
