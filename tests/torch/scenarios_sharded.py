@@ -383,3 +383,16 @@ def sharded_refusals(rank, world_size, folder):
     assert gloo.size() == mesh.size()
     _refused(UnsupportedError, "over the backend 'dblp'", lambda: attach(_sharded(mesh)))
     dist.destroy_process_group()
+
+
+def sharded_exit(rank, world_size, folder):
+    """A rank that ends without destroying its group, its model alive."""
+    _init(rank, world_size, folder)
+    global _left
+    _left = _sharded()
+    attach(_left, Bounded(0.1))
+    _backward(_left, _integers(rank, 0))
+
+
+_left = None
+"""What ``sharded_exit`` leaves behind."""

@@ -16,3 +16,7 @@ def test_gradients(ranks, scenario, world_size):
 )
 def test_attachments(ranks, scenario):
     ranks(scenario, 2, timeout_s=120)
+
+
+def test_leaving_without_a_word_is_clean(ranks):
+    assert ranks("sharded_exit", 2) == ["", ""]
