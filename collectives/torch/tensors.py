@@ -120,10 +120,10 @@ def _check(tensor: torch.Tensor, arithmetic: bool) -> None:
 
 def _as_array(host: torch.Tensor) -> tuple[Array, str | None]:
     if host.dtype in _NUMPY_DTYPES:
-        return _view(host, _numpy_dtype(host.dtype)), None
+        return _view(host, host.dtype), None
     if host.dtype == torch.bfloat16:
-        return _view(host, np.dtype(np.uint16)), "bfloat16"
-    return _view(host, _numpy_dtype(_SAME_SIZE[host.element_size()])), None
+        return _view(host, torch.uint16), "bfloat16"
+    return _view(host, _SAME_SIZE[host.element_size()]), None
 
 
 class _Memory:
@@ -131,27 +131,28 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+    def __init__(self, tensor: torch.Tensor, kind: str) -> None:
         self._tensor = tensor
         self.__array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "typestr": dtype.str,
+            "shape": tensor.shape,
+            "typestr": kind,
             "data": (tensor.data_ptr(), False),
             "version": 3,
         }
 
 
-def _view(host: torch.Tensor, dtype: np.dtype[Any]) -> Array:
-    """The tensor's memory as an array. ``Tensor.numpy`` would fix the size of the tensor's storage for good, and FSDP frees
-    and enlarges the storages of its parameters."""
+def _view(host: torch.Tensor, dtype: torch.dtype) -> Array:
+    """The tensor's memory as an array of ``dtype``. ``Tensor.numpy`` would fix the size of the tensor's storage for good, and
+    FSDP frees and enlarges the storages of its parameters."""
     if not host.numel():
-        return np.empty(tuple(host.shape), dtype)
-    return np.asarray(_Memory(host, dtype))
+        return np.empty(host.shape, _kind(dtype))
+    return np.asarray(_Memory(host, _kind(dtype)))
 
 
 @functools.cache
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return torch.empty(0, dtype=dtype).numpy().dtype
+def _kind(dtype: torch.dtype) -> str:
+    """numpy's string for a dtype that both know."""
+    return torch.empty(0, dtype=dtype).numpy().dtype.str
 
 
 def cut(array: Array, world_size: int, splits: Sequence[int], name: str) -> list[Array]:
