@@ -12,7 +12,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check torch==2.13.0
-	$(PY) -m pip install -q --disable-pip-version-check -e '.[torch,train,lab,crypto,dev]'
+	$(PY) -m pip install -q --disable-pip-version-check -e '.[torch,train,frameworks,lab,crypto,dev]'
 	touch $@
 
 train: install
@@ -23,6 +23,7 @@ lint: install
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m mypy tests
+	$(PY) -m mypy examples
 	$(VENV)/bin/lint-imports --no-cache
 
 # Two workers, since most tests are one process in virtual time; those of real ranks use several cores by themselves.

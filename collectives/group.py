@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dblp.collectives.algorithms import algorithm_of, choose
+from dblp.collectives.algorithms import algorithm_of, check_reduce_scatter, choose
 from dblp.collectives.algorithms.exchange import post_broadcast, post_call, post_exchange
 from dblp.collectives.algorithms.grid import chunk_bytes
 from dblp.collectives.algorithms.incast import Incast
@@ -172,17 +172,22 @@ class Group:
         *,
         policy: Policy | None = None,
         carry: Residual | None = None,
+        priorities: Sequence[Priority] | None = None,
         timeout_s: float | None = None,
         dtype: str | None = None,
     ) -> asyncio.Task[Report]:
         """Reduce each rank's part of ``input`` over all ranks into that rank's ``output``; ``input`` is left alone.
 
         ``input``: one array of world_size parts, or a list of arrays, whose sizes may differ by rank. ``carry``: as in
-        ``all_reduce``, of all parts one behind the other.
+        ``all_reduce``, of all parts one behind the other; ``priorities``: as ``priority`` there, one for each part. All of a
+        policy's budget is that of the one leg. UnsupportedError is also raised where a lossy policy asks for what only an
+        all-reduce can do (see ``check_reduce_scatter``).
         """
         result = Buffer(output, "output", output=True)
         parts = Parts(input, self.world_size, "input", output=False)
         kind, operation, policy = self._reduction(output, op, policy, dtype)
+        if policy.lossy:
+            check_reduce_scatter(policy)
         parts.check_dtype(output.dtype, "input")
         self._check_size("output", result.flat, parts.sizes[self.rank])
         call = Call(
@@ -216,7 +221,8 @@ class Group:
             else:
                 largest = max(part.nbytes for part in flats)
                 chunk = chunk_bytes(largest, round_.endpoint.max_chunk_bytes, policy)
-                post_reduce_leg(round_, own, contributions, reducer, policy, chunk, _ignore, keep)
+                known = dict(enumerate(priorities)) if priorities is not None else None
+                post_reduce_leg(round_, own, contributions, reducer, policy, chunk, _ignore, keep, known)
 
         def finish() -> None:
             if own is not result.flat:

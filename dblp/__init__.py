@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dblp.collectives.presets import Preset, preset, presets
     from dblp.collectives.recorder import FlightRecorder
     from dblp.collectives.report import Report
+    from dblp.collectives.torch.checkpoint import CheckpointState, merge_states
     from dblp.collectives.torch.hook import Attachment, attach
     from dblp.errors import (
         ClosedError,
@@ -98,9 +99,11 @@ __all__ = [
     # async collectives on numpy arrays
     "Group",
     "Report",
-    # DDP
+    # DDP and FSDP2
     "attach",
     "Attachment",
+    "CheckpointState",
+    "merge_states",
     # budgets that follow the training phase
     "BudgetController",
     "Budgets",
@@ -153,6 +156,7 @@ _MODULES = {
     "dblp.collectives.presets": "Preset preset presets",
     "dblp.collectives.recorder": "FlightRecorder",
     "dblp.collectives.report": "Report",
+    "dblp.collectives.torch.checkpoint": "CheckpointState merge_states",
     "dblp.collectives.torch.hook": "Attachment attach",
     "dblp.errors": (
         "ClosedError ConfigError DblpError DeadlineError HandshakeError LocalError MismatchError PeerError "

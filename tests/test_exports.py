@@ -10,7 +10,7 @@ PUBLIC = """
     init_process_group destroy_process_group is_initialized get_rank get_world_size
     all_reduce reduce_scatter reduce all_gather broadcast gather scatter all_to_all barrier send recv Handle
     flight_recorder FlightRecorder
-    Group Report attach Attachment
+    Group Report attach Attachment CheckpointState merge_states
     BudgetController Budgets Interval EnergyCap
     Phase NormChange LearningRateChange Metric Schedule Manual Hold
     Policy Bounded Exact Stop Short Fill Consistency Carry CarryBound Tags Preset preset presets TransportConfig

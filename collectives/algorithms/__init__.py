@@ -110,6 +110,20 @@ def check_policy(policy: Policy, world_size: int) -> None:
         _check(policy.algorithm, world_size, policy)
 
 
+def check_reduce_scatter(policy: Policy) -> None:
+    """Raise UnsupportedError for a policy that asks a reduce-scatter for what only an all-reduce can do."""
+    for field, value, usual in (("fill", policy.fill, Fill.ZERO), ("short", policy.short, Short.REPAIR)):
+        if value is not usual:
+            raise UnsupportedError(
+                f"a reduce-scatter with {field}={value.value!r}: it has no second leg that could tell all ranks; "
+                f"use {field}={usual.value!r}"
+            )
+    if parse_algorithm(policy.algorithm)[0] not in ("auto", "direct"):
+        raise UnsupportedError(
+            f"a reduce-scatter with algorithm={policy.algorithm!r}: it is a direct exchange; use 'auto' or 'direct'"
+        )
+
+
 def algorithm_of(name: str) -> Algorithm:
     """What ``choose`` has chosen, its options bound."""
     base, options = parse_algorithm(name)

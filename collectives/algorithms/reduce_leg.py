@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dblp.collectives.algorithms.grid import runs, segment_chunks, spec
 from dblp.collectives.algorithms.sinks import AddSink, RingSink
-from dblp.collectives.priority import Classes, Tagger
+from dblp.collectives.priority import Classes, Priority, Tagger
 from dblp.collectives.reduction import Reducer, energy
 from dblp.collectives.round import Round
 from dblp.transport.message import MessageSpec, OnChunks, Received, Sent
@@ -45,10 +45,12 @@ def post_reduce_leg(
     chunk: int,
     on_final: OnChunks,
     keep: OnLost | None = None,
+    priorities: Mapping[int, Priority] | None = None,
 ) -> None:
     """Post one reduce leg. ``own``: the shard that this rank owns, 1-D, filled with its contribution, reduced in place;
     ``contributions``: for each peer, this rank's part of that peer's shard. Empty shards exchange nothing. ``keep`` is told of
-    what did not reach a peer; the contributions must stay as they are until the round is over."""
+    what did not reach a peer; the contributions must stay as they are until the round is over. ``priorities``: what is known of
+    the chunks of each peer's part."""
     if own.size:
         message = spec(own.nbytes, chunk, policy)
         if round_.world_size == 2:
@@ -58,37 +60,64 @@ def post_reduce_leg(
     for peer in round_.peers():
         part = contributions.get(peer)
         if part is not None and part.size:
-            weight, classes = (
-                _weigh(round_, peer, part, reducer, policy, chunk) if policy.lossy else (0.0, None)
-            )
             message = spec(part.nbytes, chunk, policy)
+            known = None if priorities is None else priorities[peer]
+            tagger = _tagger(round_, peer, part, reducer, policy, chunk, known)
+            weight, classes = _weigh(part, reducer, policy, tagger, message.chunks)
             sending = round_.send(peer, REDUCE_STEP, part, message, energy=weight, classes=classes)
-            if keep is not None and message.budget:
-                sending.done.add_done_callback(functools.partial(_tell_lost, round_, keep, peer, part, chunk))
+            if message.budget and (keep is not None or tagger is not None):
+                done = functools.partial(_tell_lost, round_, keep, tagger, peer, part, chunk)
+                sending.done.add_done_callback(done)
 
 
 def _tell_lost(
-    round_: Round, keep: OnLost, peer: int, part: Array, chunk: int, done: asyncio.Future[Sent]
+    round_: Round,
+    keep: OnLost | None,
+    tagger: Tagger | None,
+    peer: int,
+    part: Array,
+    chunk: int,
+    done: asyncio.Future[Sent],
 ) -> None:
     if done.cancelled() or done.exception() is not None or round_.error is not None:
         return
     per_chunk = chunk // part.itemsize
     try:
-        for first, count in runs(done.result().missing):
+        missing = done.result().missing
+        if tagger is not None:
+            tagger.missed(missing)
+        if keep is None:
+            return
+        for first, count in runs(missing):
             keep(peer, first * per_chunk, part[first * per_chunk : (first + count) * per_chunk])
     except Exception as error:  # the loop must not see it: the round reports it to its caller
         round_.fail(error)
 
 
+def _tagger(
+    round_: Round,
+    peer: int,
+    part: Array,
+    reducer: Reducer,
+    policy: Policy,
+    chunk: int,
+    priority: Priority | None,
+) -> Tagger | None:
+    """What tags the chunks of a contribution; None if the policy does not."""
+    if not policy.lossy or policy.tags is Tags.NONE:
+        return None
+    seed = (round_.endpoint.config.seed, round_.number, round_.rank, peer)
+    return Tagger(part, reducer.dtype, chunk // part.itemsize, policy, priority, seed=seed)
+
+
 def _weigh(
-    round_: Round, peer: int, part: Array, reducer: Reducer, policy: Policy, chunk: int
+    part: Array, reducer: Reducer, policy: Policy, tagger: Tagger | None, chunks: int
 ) -> tuple[float, Classes | None]:
     """Energy of a contribution, and the classes of its chunks."""
-    if policy.tags is Tags.NONE:
+    if not policy.lossy:
+        return 0.0, None
+    if tagger is None:
         return energy(part, reducer.dtype), None
-    per_chunk = chunk // part.itemsize
-    seed = (round_.endpoint.config.seed, round_.number, round_.rank, peer)
-    tagger, chunks = Tagger(part, reducer.dtype, per_chunk, policy, seed=seed), -(-part.size // per_chunk)
     return tagger.energy(0, chunks), tagger.classes(0, chunks)
 
 

@@ -12,8 +12,7 @@ torch renamed methods after 2.12; both names are kept. Gradients may lose someth
 """
 
 # mypy: disable-error-code="override"
-# The stubs declare overloads of convenience (single tensors, positional timeouts) that torch calls on its own
-# groups only.
+# The stubs declare overloads, which ``overloads.overloaded`` brings into one form.
 
 from __future__ import annotations
 
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from dblp.collectives.carry import Residual
 from dblp.collectives.group import Group
@@ -35,6 +35,7 @@ from dblp.collectives.session import Session
 from dblp.collectives.torch.meeting import device_types, inner_backend, master_of, meet_by_store
 from dblp.collectives.torch.monitor import monitored_barrier
 from dblp.collectives.torch.operations import op_name, premultiply, stage_operand
+from dblp.collectives.torch.overloads import overloaded
 from dblp.collectives.torch.sparse import SparseReduction
 from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
 from dblp.collectives.torch.tracing import traced
@@ -154,6 +155,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # Collectives on one tensor.
 
+    @overloaded(c10d.AllreduceOptions, 1, "op", "timeout")
     @traced("all_reduce", inputs=0)
     def allreduce(self, tensors: Tensors, opts: Any = None) -> DblpWork:
         """Reduce each tensor over all ranks, in place; exact."""
@@ -180,11 +182,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         Raises UnsupportedError for a lossy policy on a tensor that is not floating-point.
         """
-        if policy.lossy and not is_floating(tensor):
-            raise UnsupportedError(
-                f"a loss policy on a {tensor.dtype} tensor: only floating-point gradients may lose anything; "
-                "use dblp.Exact()"
-            )
+        _check_lossy(policy, tensor)
         item = stage(tensor, arithmetic=True)
 
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
@@ -212,14 +210,45 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start("compressed all_reduce of a gradient", call, [item], None)
 
-    def agree(self, vector: npt.NDArray[np.float64]) -> None:
-        """Reduce a short vector by MAX over all ranks, in place, exactly; blocks until that is done."""
+    @traced("reduce_scatter_lossy", inputs=1)
+    def reduce_scatter_lossy(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        policy: Policy,
+        op: str = "avg",
+        *,
+        carry: Residual | None = None,
+        priorities: Sequence[Priority] | None = None,
+    ) -> DblpWork:
+        """Rank r gets the r-th part of a gradient, reduced under ``policy``. ``carry``: of the whole ``input``; ``priorities``:
+        what is known of each part's chunks. Otherwise as ``allreduce_lossy``."""
+        _check_lossy(policy, input)
+        target, source = stage(output, arithmetic=True), stage(input, arithmetic=True)
 
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:
-            return group.all_reduce(vector, "max", timeout_s=timeout_s)
+            return group.reduce_scatter(
+                target.array,
+                source.array,
+                op,
+                policy=policy,
+                carry=carry,
+                priorities=priorities,
+                timeout_s=timeout_s,
+                dtype=target.dtype,
+            )
+
+        return self._start("reduce_scatter of a gradient", call, [target], None)
+
+    def agree(self, vector: npt.NDArray[np.float64], op: str = "max") -> None:
+        """Reduce a short vector by ``op`` over all ranks, in place, exactly; blocks until that is done."""
+
+        def call(group: Group, timeout_s: float) -> Awaitable[Any]:
+            return group.all_reduce(vector, op, timeout_s=timeout_s)
 
         self._start("agreement of the ranks", call, [], None).wait()
 
+    @overloaded(c10d.BroadcastOptions, 1, "root", "timeout")
     @traced("broadcast", inputs=0)
     def broadcast(self, tensors: Tensors, opts: Any) -> DblpWork:
         """Copy the root's tensors to all ranks."""
@@ -228,6 +257,7 @@ class DblpProcessGroup(dist.ProcessGroup):
             works.append(self._broadcast(item, opts))
         return self._one("broadcast", works)
 
+    @overloaded(c10d.ReduceOptions, 1, "root", "op", "timeout")
     @traced("reduce", inputs=0)
     def reduce(self, tensors: Tensors, opts: Any) -> DblpWork:
         """Reduce to the root; the other ranks' tensors are left in an undefined state."""
@@ -240,6 +270,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start("reduce", call, [item], opts)
 
+    @overloaded(c10d.BarrierOptions, 0, "timeout")
     @traced("barrier")
     def barrier(self, opts: Any = None) -> DblpWork:
         """Ends when every rank has called it."""
@@ -259,6 +290,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # Gathering.
 
+    @overloaded(c10d.AllgatherOptions, 2, "timeout")
     @traced("all_gather", inputs=1)
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DblpWork:
         """Every rank gets the tensors of all, which may differ in size."""
@@ -293,6 +325,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
+    @overloaded(c10d.GatherOptions, 2, "root", "timeout")
     @traced("gather", inputs=1)
     def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> DblpWork:
         """The root gets the tensors of all."""
@@ -308,6 +341,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # Scattering.
 
+    @overloaded(c10d.ScatterOptions, 2, "root", "timeout")
     @traced("scatter", inputs=1)
     def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> DblpWork:
         """Each rank gets its tensor from the root."""
@@ -321,6 +355,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
         return self._start("scatter", call, [target], opts)
 
+    @overloaded(c10d.ReduceScatterOptions, 2, "op", "timeout")
     @traced("reduce_scatter", inputs=1)
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> DblpWork:
         """Rank r gets the reduced r-th inputs."""
@@ -348,6 +383,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     # All to all.
 
+    @overloaded(c10d.AllToAllOptions, 2, "timeout")
     @traced("all_to_all", inputs=1)
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DblpWork:
         """Rank r's i-th output is rank i's r-th input."""
@@ -419,7 +455,7 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     def _seconds(self, opts: Any) -> float:
         """Timeout of a call: its own, or the group's (an unset one is negative)."""
-        timeout = getattr(opts, "timeout", None)
+        timeout = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         return seconds if seconds > 0 else self._timeout.total_seconds()
 
@@ -519,3 +555,11 @@ def _all_reduce_call(item: Staged, op: str) -> Call:
         return group.all_reduce(item.array, op, timeout_s=timeout_s, dtype=item.dtype)
 
     return call
+
+
+def _check_lossy(policy: Policy, tensor: torch.Tensor) -> None:
+    if policy.lossy and not is_floating(tensor):
+        raise UnsupportedError(
+            f"a loss policy on a {tensor.dtype} tensor: only floating-point gradients may lose anything; "
+            "use dblp.Exact()"
+        )

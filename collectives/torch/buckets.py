@@ -48,17 +48,16 @@ class Layouts:
         places: dict[str, int] = {}
         for name, _ in named:
             places.setdefault(name.rpartition(".")[0], len(places))
-        self._parameters = {
-            id(parameter): (name, places[name.rpartition(".")[0]]) for name, parameter in named
-        }
+        self._names = {id(parameter): name for name, parameter in named}
         self._sizes = {name: parameter.numel() for name, parameter in named}
+        self._layers = {name: places[name.rpartition(".")[0]] for name, _ in named}
         self._count = len(places)
         self._known: dict[tuple[int, ...], BucketLayout] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all parameters, from the input side."""
-        return tuple(name for name, _ in self._parameters.values())
+        return tuple(self._sizes)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -75,16 +74,19 @@ class Layouts:
             layout = self._known[key] = self._make(parameters)
         return layout
 
-    def _make(self, parameters: Sequence[torch.Tensor]) -> BucketLayout:
-        found = [self._parameters[id(parameter)] for parameter in parameters]
-        sizes = [parameter.numel() for parameter in parameters]
+    def made(self, names: Sequence[str], sizes: Sequence[int]) -> BucketLayout:
+        """The layout of a flat buffer that holds ``sizes`` elements of the parameters ``names``, in this order."""
         return BucketLayout(
-            names=tuple(name for name, _ in found),
+            names=tuple(names),
             sizes=tuple(sizes),
             bounds=np.cumsum([0, *sizes], dtype=np.int64),
-            layers=np.array([layer for _, layer in found], np.int32),
+            layers=np.array([self._layers[name] for name in names], np.int32),
             layer_count=self._count,
         )
+
+    def _make(self, parameters: Sequence[torch.Tensor]) -> BucketLayout:
+        names = [self._names[id(parameter)] for parameter in parameters]
+        return self.made(names, [parameter.numel() for parameter in parameters])
 
 
 def square_norm(tensor: torch.Tensor) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dblp.collectives.carry import CarryStore, Residual
+from dblp.collectives.keyed import Layout
 from dblp.collectives.torch.buckets import BucketLayout
 from dblp.collectives.torch.keyed import array_state, tensor_state
 from dblp.errors import ConfigError
@@ -30,11 +31,14 @@ class Carries:
     def of(self, tensor: torch.Tensor, layout: BucketLayout, policy: Policy) -> Residual | None:
         """The residual of a bucket whose flat gradient is ``tensor``; None if nothing is carried. All ranks have one, or none
         does, since all have the same policies. Complex gradients are not carried."""
+        return self._residual(tensor, tuple(zip(layout.names, layout.sizes, strict=True)), policy)
+
+    def _residual(self, tensor: torch.Tensor, parts: Layout, policy: Policy) -> Residual | None:
         self._begun |= policy.carry is not None
         if not self._begun or not tensor.is_floating_point():
             return None
         dtype = "float64" if tensor.dtype is torch.float64 else "float32"
-        return self._store.residual(tuple(zip(layout.names, layout.sizes, strict=True)), dtype)
+        return self._store.residual(parts, dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """``CarryStore.state_dict`` in tensors; take it between iterations."""

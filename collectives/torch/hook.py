@@ -20,12 +20,15 @@ DDP makes anew, and stands in ``Attachment.state_dict``. Each rank saves its own
 # No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # the class that DDP compares annotations with
@@ -42,8 +45,9 @@ from dblp.collectives.presets import Preset, preset
 from dblp.collectives.priority import Priority
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
-from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_norms, square_norm
+from dblp.collectives.torch.buckets import BucketLayout, Layouts
 from dblp.collectives.torch.carries import Carries
+from dblp.collectives.torch.checkpoint import RANKS, share_of
 from dblp.collectives.torch.compression import (
     ModelCompression,
     check_compressed,
@@ -52,6 +56,7 @@ from dblp.collectives.torch.compression import (
     method_of,
 )
 from dblp.collectives.torch.hadamard import rotate_, unrotate_
+from dblp.collectives.torch.iteration import Iteration
 from dblp.collectives.torch.plain import plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
 from dblp.collectives.torch.summary import Summary
@@ -63,7 +68,7 @@ STATE_VERSION = 5
 _log = logging.getLogger("dblp")
 _followed: WeakSet[BudgetController] = WeakSet()
 """Controllers that follow a model: one counts the iterations of one."""
-_attached: WeakSet[DistributedDataParallel] = WeakSet()
+_attached: WeakSet[torch.nn.Module] = WeakSet()
 """Models that have an attachment: a model has one."""
 
 
@@ -72,7 +77,7 @@ class Attachment:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
+        model: torch.nn.Module,
         group: DblpProcessGroup,
         policy: Policy,
         budget: BudgetController | None,
@@ -87,13 +92,14 @@ class Attachment:
         self._policy = policy
         self._budget = budget
         self._optimizer = optimizer
-        self._layouts = Layouts(model.module)
+        self._module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._layouts = Layouts(self._module)
         self._carries = Carries(self._layouts.sizes)
         self._reports: deque[Report] = deque(maxlen=history)
         self._summary = Summary()
         self._priorities: dict[tuple[str, ...], Priority] = {}
         self._lock = threading.Lock()  # rounds end on completion threads
-        self._running: _Iteration | None = None
+        self._running: Iteration | None = None
         self._iterations = 0
         self._rounds = 0
         self._synced_at = 0
@@ -107,7 +113,7 @@ class Attachment:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        checked = _checked(policy, self._group, self._budget)
+        checked = self._check(policy)
         if self.compression is not None:
             check_compressed(self.compression.method, checked)
         self._policy = checked
@@ -133,6 +139,19 @@ class Attachment:
         """Totals over all rounds."""
         with self._lock:
             return self._summary
+
+    @property
+    def groups(self) -> tuple[DblpProcessGroup, ...]:
+        """The process groups that together hold all ranks that train the model: one, or one for each dimension of a mesh."""
+        return (self._group,)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank among all that train the model, and their number."""
+        rank, world_size = 0, 1
+        for group in reversed(self.groups):
+            rank, world_size = rank * group.size() + group.rank(), world_size * group.size()
+        return rank, world_size
 
     def epoch(self, number: int | None = None) -> None:
         """An epoch begins: call it on all ranks before its first iteration, with the epoch's number or without.
@@ -165,7 +184,7 @@ class Attachment:
     def resynchronise(self) -> float:
         """Give all ranks the parameters of rank 0, now; call it on all ranks, between iterations. Returns the drift that was
         found: the L2 norm of the difference over that of the parameters, of the rank that was farthest off."""
-        drift = resynchronise(self._group, self._model.module.parameters())
+        drift = resynchronise(self._group, self._module.parameters())
         self._synced_at = self._iterations
         with self._lock:
             self._summary = self._summary.resynchronised(drift)
@@ -189,8 +208,10 @@ class Attachment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, if it is of another model, or if one has a
-        controller and the other has none."""
+        """Take what ``state_dict`` gave, or this rank's part of what ``merge_states`` made of those of all ranks. Raises
+        ConfigError if it is not usable, if it is of another model, or if one has a controller and the other has none."""
+        if RANKS in state:
+            state = share_of(state, *self.place)
         try:
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
@@ -200,7 +221,7 @@ class Attachment:
         if (budget is None) != (self._budget is None):
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
             raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
-        _check_algorithm(policy, self._group, self._budget)
+        self._check(policy)
         if (compression is None) != (self.compression is None):
             has, lacks = ("the state", "attach was given") if compression else ("attach", "the state has")
             raise ConfigError(f"{has} has a compression, {lacks} none: resume with what was saved")
@@ -218,7 +239,7 @@ class Attachment:
 
     # called by the hooks
 
-    def begin_round(self, bucket: GradBucket) -> "tuple[_Iteration, BucketLayout, Policy, Residual | None]":
+    def begin_round(self, bucket: GradBucket) -> tuple[Iteration, BucketLayout, Policy, Residual | None]:
         """A bucket is ready: its iteration, its layout, its policy and what it carries. The first of an iteration ends the one
         before."""
         if self._running is None or self._running.launched_all:
@@ -249,7 +270,7 @@ class Attachment:
             self._priorities[layout.names] = Priority(layout)
         return self._priorities[layout.names]
 
-    def end_round(self, iteration: "_Iteration", report: Report | None) -> None:
+    def end_round(self, iteration: Iteration, report: Report | None) -> None:
         """A round has ended well; on a completion thread."""
         if report is None:
             return
@@ -276,6 +297,15 @@ class Attachment:
 
     # inside
 
+    def _check(self, policy: object) -> Policy:
+        """Raise what ``attach`` raises for a policy that cannot be used here."""
+        return _checked(policy, self._group, self._budget)
+
+    def _agree(self, vector: npt.NDArray[np.float64]) -> None:
+        """Reduce a short vector by MAX over all ranks that train the model."""
+        for group in self.groups:
+            group.agree(vector)
+
     def _begin_iteration(self) -> None:
         self._settle()
         self._running = None
@@ -283,14 +313,14 @@ class Attachment:
             self._decide(self._budget)
             self._budget.begin_iteration()
         measures = Needs.NOTHING if self._budget is None else self._budget.measures
-        self._running = _Iteration(measures)
+        self._running = Iteration(measures)
         self._iterations += 1
 
     def _decide(self, budget: BudgetController) -> None:
         if self._optimizer is not None and Needs.LEARNING_RATE in budget.detector.needs:
             budget.note(learning_rate=max(float(group["lr"]) for group in self._optimizer.param_groups))
         if (vector := budget.vector_to_agree()) is not None:
-            self._group.agree(vector)
+            self._agree(vector)
             budget.decide(vector)
 
     def _settle(self) -> None:
@@ -304,43 +334,8 @@ class Attachment:
         budget.end_iteration(norm=running.norm, layer_norms=running.layer_norms)
 
 
-class _Iteration:
-    """The gradient rounds of one backward pass, and what they measured."""
-
-    def __init__(self, measures: Needs) -> None:
-        self.measures = measures
-        self.launched_all = False
-        self.settled = False
-        self.reports: list[Report] = []
-        self._square = 0.0
-        self._layer_squares: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def norm(self) -> float | None:
-        """L2 norm of the averaged gradient of all buckets; None if it was not asked for."""
-        return self._square**0.5 if Needs.NORM in self.measures else None
-
-    @property
-    def layer_norms(self) -> dict[str, float]:
-        """The same of each parameter, by name and in the order of the names."""
-        return {name: square**0.5 for name, square in sorted(self._layer_squares.items())}
-
-    def launch(self, last: bool) -> None:
-        """One more round is under way; ``last``: of the iteration."""
-        self.launched_all = last
-
-    def measure(self, averaged: torch.Tensor, layout: BucketLayout) -> None:
-        """Take the norms of a bucket's averaged gradients; on a completion thread."""
-        layers = layer_square_norms(averaged, layout) if Needs.LAYER_NORMS in self.measures else {}
-        square = square_norm(averaged) if Needs.NORM in self.measures else 0.0
-        with self._lock:
-            self._layer_squares |= layers
-            self._square += square
-
-
 def attach(
-    model: DistributedDataParallel,
+    model: torch.nn.Module,
     policy: Policy | Preset | str | None = None,
     *,
     budget: BudgetController | None = None,
@@ -354,15 +349,20 @@ def attach(
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
     detectors find the learning rate. ``history``: reports to keep. ``compression``: a method, or a string such as
-    ``"topk(ratio=0.01)"`` (docs/compression.md), over exact rounds. Raises UnsupportedError if the model is not wrapped in
+    ``"topk(ratio=0.01)"`` (docs/compression.md), over exact rounds. A model that ``fully_shard`` has sharded (FSDP2) gets bounded
+    reduce-scatters (``sharded.py``). Raises UnsupportedError if the model is neither that nor wrapped in
     DistributedDataParallel, if its process group is not of the backend "dblp", or if the policy's algorithm can't do what the
     policy asks for; ConfigError for what is no policy, controller, optimizer, algorithm or number of reports, for a model with
     a hook, for a controller that follows another model, and for name patterns that fit no parameter.
     """
+    if is_fully_sharded(model):
+        from dblp.collectives.torch.sharded import attach_sharded  # needs a torch that has FSDP2's hook
+
+        return attach_sharded(model, policy, budget, optimizer, history, compression)
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(
-            f"dblp.attach takes a model wrapped in DistributedDataParallel, not {type(model).__name__}; "
-            "wrap it first: model = DistributedDataParallel(model)"
+            f"dblp.attach takes a model wrapped in DistributedDataParallel or sharded by fully_shard, not "
+            f"{type(model).__name__}; wrap it first: model = DistributedDataParallel(model)"
         )
     group = model.process_group
     if not isinstance(group, DblpProcessGroup):
@@ -371,14 +371,13 @@ def attach(
             "torch.distributed.init_process_group('dblp'), or pass "
             "DistributedDataParallel(..., process_group=torch.distributed.new_group(backend='dblp'))"
         )
-    if isinstance(policy, str):
-        policy = preset(policy)
-    if isinstance(policy, Preset):
-        _check_transport(policy, group)
-        budget = policy.controller() if budget is None and policy.controller is not None else budget
-        policy = policy.policy
-    _check_controller(budget)
-    _check_others(model, optimizer, history)
+    if getattr(model, "_use_python_reducer", False):
+        raise UnsupportedError(
+            "dblp.attach with torch._dynamo.config.optimize_ddp='python_reducer': that reducer has no buckets to hook; use "
+            "'ddp_optimizer', torch's default, or no attachment"
+        )
+    policy, budget = policy_and_budget(policy, budget, group)
+    check_others(model, optimizer, history)
     checked = _checked(policy if policy is not None else Policy(), group, budget)
     compressing = None
     if compression is not None:
@@ -390,10 +389,35 @@ def attach(
     attachment = Attachment(model, group, checked, budget, optimizer, history, compressing)
     model.register_comm_hook(attachment, _hook)
     model.register_forward_pre_hook(attachment.before_forward)
+    remember(model, budget)
+    return attachment
+
+
+def is_fully_sharded(model: object) -> bool:
+    """True for a module that FSDP2's ``fully_shard`` was called on."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported by whoever has one
+    return isinstance(model, getattr(fsdp, "FSDPModule", ()))
+
+
+def policy_and_budget(
+    policy: Policy | Preset | str | None, budget: BudgetController | None, group: DblpProcessGroup
+) -> tuple[Policy | None, BudgetController | None]:
+    """What ``attach`` was given, presets taken apart. Raises ConfigError for a controller that cannot be used."""
+    if isinstance(policy, str):
+        policy = preset(policy)
+    if isinstance(policy, Preset):
+        _check_transport(policy, group)
+        budget = policy.controller() if budget is None and policy.controller is not None else budget
+        policy = policy.policy
+    _check_controller(budget)
+    return policy, budget
+
+
+def remember(model: torch.nn.Module, budget: BudgetController | None) -> None:
+    """Model and controller are taken from now on."""
     _attached.add(model)
     if budget is not None:
         _followed.add(budget)
-    return attachment
 
 
 def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -435,7 +459,7 @@ def _check_algorithm(policy: Policy, group: DblpProcessGroup, budget: BudgetCont
         check_policy(budget.loosest(policy), group.size())
 
 
-def _check_others(model: DistributedDataParallel, optimizer: object, history: object) -> None:
+def check_others(model: torch.nn.Module, optimizer: object, history: object) -> None:
     if model in _attached:
         raise ConfigError(
             "this model has an attachment already; keep what the first dblp.attach returned, and set its policy to change it"

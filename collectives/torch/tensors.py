@@ -7,6 +7,7 @@ are uint16 and carry ``dtype="bfloat16"`` beside them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -119,11 +120,39 @@ def _check(tensor: torch.Tensor, arithmetic: bool) -> None:
 
 def _as_array(host: torch.Tensor) -> tuple[Array, str | None]:
     if host.dtype in _NUMPY_DTYPES:
-        return host.numpy(), None
-    stand_in = host.view(_SAME_SIZE[host.element_size()]).numpy()
+        return _view(host, host.dtype), None
     if host.dtype == torch.bfloat16:
-        return stand_in.view(np.uint16), "bfloat16"
-    return stand_in, None
+        return _view(host, torch.uint16), "bfloat16"
+    return _view(host, _SAME_SIZE[host.element_size()]), None
+
+
+class _Memory:
+    """A contiguous host tensor's memory, by numpy's array interface; it keeps the tensor alive."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor, kind: str) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "shape": tensor.shape,
+            "typestr": kind,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _view(host: torch.Tensor, dtype: torch.dtype) -> Array:
+    """The tensor's memory as an array of ``dtype``. ``Tensor.numpy`` would fix the size of the tensor's storage for good, and
+    FSDP frees and enlarges the storages of its parameters."""
+    if not host.numel():
+        return np.empty(host.shape, _kind(dtype))
+    return np.asarray(_Memory(host, _kind(dtype)))
+
+
+@functools.cache
+def _kind(dtype: torch.dtype) -> str:
+    """numpy's string for a dtype that both know."""
+    return torch.empty(0, dtype=dtype).numpy().dtype.str
 
 
 def cut(array: Array, world_size: int, splits: Sequence[int], name: str) -> list[Array]:

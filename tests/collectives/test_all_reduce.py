@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dblp.collectives.reduction import DTYPES, Op, narrow_bfloat16, widen_bfloat16
 from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.config import TransportConfig
-from dblp.transport.policy import Bounded
+from dblp.transport.policy import Bounded, Fill, Policy
 from tests.collectives.worlds import run_memory, run_network, total, values
 
 WORLD_SIZES = [1, 2, 3, 4, 5, 8]
@@ -339,6 +339,8 @@ def test_subgroups_have_their_own_ranks_and_rounds():
         assert (both == (4.0 if rank in (1, 3) else rank)).all()
 
 
+LOSSY_RING = Policy(budget=0.1, algorithm="ring")
+RESCALED = Policy(budget=0.1, fill=Fill.RESCALE)
 BAD_CALLS = [
     (lambda g, a: g.all_reduce(a.astype(np.int32), policy=Bounded(0.1)), UnsupportedError, "SUM of int32"),
     (lambda g, a: g.all_reduce(a, "max", policy=Bounded(0.1)), UnsupportedError, "0.1 on MAX of float32"),
@@ -353,6 +355,8 @@ BAD_CALLS = [
     (lambda g, a: g.all_reduce(a, timeout_s=0), ConfigError, "timeout_s=0"),
     (lambda g, a: g.reduce(a, 2), ConfigError, "root=2"),
     (lambda g, a: g.reduce_scatter(a, a[:6]), ConfigError, "8 elements on rank"),
+    (lambda g, a: g.reduce_scatter(a[:4], a, policy=LOSSY_RING), UnsupportedError, "direct exchange"),
+    (lambda g, a: g.reduce_scatter(a[:4], a, policy=RESCALED), UnsupportedError, "no second leg"),
     (lambda g, a: g.reduce_scatter(a[:4], a.astype(np.float64)), ConfigError, "must be equal"),
     (lambda g, a: g.reduce_scatter(a, a[:7]), ConfigError, "cannot share evenly"),
     (lambda g, a: g.all_gather([a], a), ConfigError, "one for each of the 2 ranks"),

@@ -281,6 +281,41 @@ def test_a_tagged_reduce_scatter(tags):
         assert (report.energy_lost < 0.95 * report.missing_share) == (tags is Tags.MAGNITUDE)
 
 
+def test_no_chunk_of_a_reduce_scatter_starves():
+    """What is known of each part's chunks lasts from round to round, if the caller keeps it."""
+    parts = contributions(3, 3 * 9000, 4)
+
+    async def main(known):
+        net = DroppingNet(3, loss=1.0, chunk_bytes=512)
+        policy = Policy(budget=0.3, tags=Tags.MAGNITUDE, critical_share=0.1)
+        groups = [Group(endpoint) for endpoint in net.endpoints]
+        priorities = [[Priority() for _ in range(3)] if known else None for _ in groups]
+        told = []
+        for _ in range(STARVED_ROUNDS + 1):
+            calls = zip(groups, parts, priorities, strict=True)
+            reports = await asyncio.gather(
+                *(
+                    group.reduce_scatter(np.zeros(9000, np.float32), part, policy=policy, priorities=each)
+                    for group, part, each in calls
+                )
+            )
+            told.append(
+                {
+                    (rank, peer): set(report.missing[peer].tolist())
+                    for rank, report in enumerate(reports)
+                    for peer in report.missing
+                }
+            )
+        return told
+
+    for known in (True, False):
+        told = run_virtual(main(known))
+        assert told[0] == told[1] == told[2] and len(told[0]) == 6
+        assert (told[0] == told[3]) != known, "those that starved have come"
+        if known:
+            assert all(len(told[3][pair] & told[0][pair]) < len(told[0][pair]) for pair in told[0])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_types_and_averages(dtype):
     parts = contributions(3, 20_000, 4, dtype)

@@ -143,3 +143,17 @@ def test_premultiplied_sums_scale_first_and_leave_the_tensor():
     assert premultiply(tensor, op).tolist() == [2.5] * 3
     assert tensor.tolist() == [1] * 3
     assert premultiply(tensor, ReduceOp.SUM) is tensor
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
+)
+def test_a_storage_can_be_resized_after_it_was_staged(dtype):
+    """FSDP frees the storages of what it has gathered; an array keeps its tensor alive, not its size."""
+    tensor = torch.zeros(8, dtype=dtype)
+    item = stage(tensor)
+    assert item.array.shape == (8,) and item.array.flags.writeable and not item.copied
+    assert item.array.__array_interface__["data"][0] == tensor.data_ptr()
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
+    assert stage(torch.zeros(0, 3, dtype=dtype)).array.shape == (0, 3)

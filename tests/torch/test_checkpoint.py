@@ -1,0 +1,11 @@
+"""Distributed checkpoints, in real processes."""
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.sockets]
+
+
+@pytest.mark.parametrize("before, after", [(4, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
+def test_another_number_of_ranks_takes_over(ranks, tmp_path, before, after):
+    ranks("checkpoint_saved", before, timeout_s=120, place=str(tmp_path))
+    ranks("checkpoint_loaded", after, timeout_s=120, place=str(tmp_path))
