@@ -1,0 +1,24 @@
+"""What killed runs left behind: namespaces whose name carries the process id of an owner that is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dblp.sim.lab import namespaces
+
+
+def find_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
+    """Names of namespaces of this prefix whose owner does not run any more; those of others are never named."""
+    return [
+        name
+        for name in namespaces.names()
+        if (owner := namespaces.owner_of(name, prefix)) is not None and not Path(f"/proc/{owner}").exists()
+    ]
+
+
+def remove_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
+    """Remove them, with what still runs in them; returns their names. Needs root."""
+    found = find_leftovers(prefix)
+    for name in found:
+        namespaces.remove(name)
+    return found
