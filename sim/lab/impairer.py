@@ -137,7 +137,8 @@ class Impairer:
         tools.run(["ip", "-n", name, "link", "set", _ifb(point), "up"])
         lines = [
             f"qdisc add dev {point.device} handle ffff: ingress",
-            f"filter add dev {point.device} parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev {_ifb(point)}",
+            f"filter add dev {point.device} parent ffff: protocol all u32 match u32 0 0 "
+            f"action mirred egress redirect dev {_ifb(point)}",
         ]
         self._tc(point.node, lines)
         self._returned.add(point.name)

@@ -141,14 +141,15 @@ class Schedule:
             length = self.changing.length_s if isinstance(self.changing, Bursts) else self.changing.burst_s
             if length < SHORTEST_S:
                 raise ConfigError(
-                    f"{self.changing.name}: bursts of {length:g} s are too short for a schedule, which needs {SHORTEST_S:g} s to change "
-                    "the kernel's rules: use ge, which works by the packet"
+                    f"{self.changing.name}: bursts of {length:g} s are too short for a schedule, which needs {SHORTEST_S:g} s "
+                    "to change the kernel's rules: use ge, which works by the packet"
                 )
         ends = 0.0
         for span in self.listed:
             if not ends <= span.start_s < span.end_s:
                 raise ConfigError(
-                    f"schedule: the span from {span.start_s:g} s to {span.end_s:g} s ends before it starts or overlaps the one before"
+                    f"schedule: the span from {span.start_s:g} s to {span.end_s:g} s "
+                    "ends before it starts or overlaps the one before"
                 )
             ends = span.end_s
 

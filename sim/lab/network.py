@@ -103,7 +103,7 @@ class LabNetwork:
         return child
 
     def set_congestion(self, name: str) -> None:
-        """TCP's congestion control for all connections that hosts open or accept from now on; raises LabError if it is missing."""
+        """TCP's congestion control for connections that hosts open or accept from now on; raises LabError if it is missing."""
         self._running()
         known = available_congestion(self.hosts[0].namespace)
         if name not in known:
