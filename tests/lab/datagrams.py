@@ -13,6 +13,7 @@ import pytest
 from dblp.sim.lab import means, namespaces, preflight
 from dblp.sim.lab.hosts import Host
 from dblp.sim.lab.tools import LabError
+from dblp.transport import libc
 
 PORT = 5555
 SIZE_BYTES = 200
@@ -43,7 +44,7 @@ def send(source: Host, target: Host, count: int, *, quiet_s: float = _QUIET_S):
     """Send ``count`` numbered datagrams, paced; the numbers that came, in order of arrival."""
     came: list[int] = []
     with namespaces.open_socket(target.namespace) as inbox, namespaces.open_socket(source.namespace) as out:
-        inbox.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, _RECEIVE_BUFFER)
+        inbox.setsockopt(socket.SOL_SOCKET, libc.SO_RCVBUFFORCE, _RECEIVE_BUFFER)
         inbox.bind((target.address, PORT))
         out.connect((target.address, PORT))
         done = threading.Event()
