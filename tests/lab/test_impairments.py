@@ -10,7 +10,7 @@ import pytest
 from dblp.errors import ConfigError
 from dblp.sim.lab import nft, shaping
 from dblp.sim.lab.counters import Counters, LinkCounters
-from dblp.sim.lab.impairments import Conditions, Schedule, parse_conditions, parse_schedule
+from dblp.sim.lab.impairments import Applied, Conditions, Schedule, parse_conditions, parse_schedule
 from dblp.sim.lab.plan import Point, Role
 from dblp.sim.lab.traffic import Traffic, parse_traffic, spells
 from dblp.transport.impair_model import Impairer
@@ -126,7 +126,8 @@ class FakeNet:
 
 
 def test_a_schedule_is_played_in_order_and_recorded():
-    net, record = FakeNet(), []
+    net = FakeNet()
+    record: list[Applied] = []
     schedule = Schedule.of(
         [(0.02, 0.05, parse_conditions("loss(0.5)")), (0.06, 0.08, parse_conditions("loss(0.7)"))]
     )
