@@ -1,0 +1,209 @@
+"""tc's netem for real: natively where the kernel has it, else in the guest that the command DBLP_NETEM_RUNNER boots.
+
+The runner takes one argument, a shell text, runs it as root under a kernel with netem that sees this machine's files, and
+ends with its exit code. The last test of this file runs the others there, in one guest.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dblp.sim.lab import means, namespaces
+from dblp.sim.lab.impairments import parse_conditions
+from dblp.sim.lab.network import LabNetwork
+from dblp.sim.lab.preflight import preflight
+from dblp.sim.lab.topology import Topology, load_topology
+from dblp.transport.impair_model import Impairer
+from dblp.transport.impair_spec import parse_impair
+from tests.lab.datagrams import PORT, mean_run, missing, needs_lab, send, why_not
+
+RUNNER = os.environ.get("DBLP_NETEM_RUNNER", "")
+NATIVE = not why_not() and means.detect().netem
+PREFIX = "dblpnetem"
+GUEST_SECONDS = 550
+"""A guest boots in 3 to 32 seconds, and a system call costs 10 to 40 microseconds there."""
+
+pytestmark = [pytest.mark.lab, pytest.mark.netem, needs_lab]
+in_netem = pytest.mark.skipif(
+    not NATIVE, reason="this kernel has no netem; test_in_a_guest runs this where DBLP_NETEM_RUNNER names a runner"
+)
+
+
+@pytest.fixture(scope="module")
+def star():
+    with LabNetwork(Topology(kind="star", hosts=3), PREFIX) as net:
+        yield net
+
+
+@pytest.fixture
+def net(star):
+    yield star
+    star.apply(parse_conditions(""))
+
+
+@in_netem
+def test_gilbert_elliott_here_in_netem_and_in_closed_form():
+    """Loss good*r/(p+r) + bad*p/(p+r) (Gilbert 1960, Elliott 1963, as in Hasslinger and Hohlfeld 2008). With good = 0, a run of
+    losses goes on with probability (1-r)*bad, so it lasts 1/(1-(1-r)*bad) on average; that is 1/r for bad = 1."""
+    for p, r, bad in ((0.01, 0.3, 1.0), (0.02, 0.2, 0.8)):
+        text = f"ge(p={p},r={r},bad={bad})"
+        loss, run = bad * p / (p + r), 1 / (1 - (1 - r) * bad)
+        with LabNetwork(Topology(kind="star", hosts=2), PREFIX) as net:
+            assert net.means.loss == "netem"
+            net.apply(parse_conditions(text))
+            before, count = net.counters(), 16_000
+            theirs = missing(net.hosts[0], net.hosts[1], count, quiet_s=2.0)
+            spent = net.counters() - before
+        ours = np.ones(400_000, np.bool_)
+        ours[Impairer(parse_impair(f"{text},seed(5)")).apply(np.full(len(ours), 1000), 0.0).index] = False
+        assert spent.dropped_by_model == theirs.sum(), "tc's counters and what the receiver misses"
+        for lost in (theirs, ours):
+            runs = len(lost) * p * r / (p + r)
+            # Five standard errors: of a sum of geometric runs, and of their mean.
+            assert lost.mean() == pytest.approx(loss, rel=5 * (2 / runs) ** 0.5)
+            assert mean_run(lost) == pytest.approx(run, rel=5 / runs**0.5)
+
+
+@in_netem
+def test_uniform_loss_is_counted_as_receivers_miss_it(net):
+    net.apply(parse_conditions("loss(10%)"))
+    before, count = net.counters(), 6000
+    lost = missing(net.hosts[0], net.hosts[1], count, quiet_s=2.0)
+    spent = net.counters() - before
+    assert spent.dropped_by_model == lost.sum()
+    assert spent.forwarded == count - lost.sum()
+    assert abs(lost.sum() - 0.1 * count) <= 5 * (count * 0.09) ** 0.5
+
+
+@in_netem
+def test_a_grey_link_loses_both_ways(net):
+    net.apply(parse_conditions("loss(20%),links(h2)"))
+    before, count = net.counters(), 1500
+    lost = [
+        missing(net.hosts[a], net.hosts[b], count, quiet_s=2.0).sum() for a, b in ((0, 2), (2, 0), (0, 1))
+    ]
+    assert lost[2] == 0
+    for hits in lost[:2]:
+        assert abs(hits - 0.2 * count) <= 5 * (count * 0.16) ** 0.5
+    spent = net.counters() - before
+    assert spent.points["h2_down"].dropped_by_model == lost[0]
+    assert spent.points["h2_up"].dropped_by_model == lost[1]
+
+
+@in_netem
+def test_delay_is_late_and_loses_nothing(net):
+    net.apply(parse_conditions("delay(20ms)"))
+    near, far = (namespaces.open_socket(host.namespace) for host in net.hosts[:2])
+    with near, far:
+        near.bind((net.hosts[0].address, PORT))
+        far.bind((net.hosts[1].address, PORT))
+        near.connect(far.getsockname())
+        near.settimeout(20)
+        far.settimeout(20)
+        trips = []
+        for _ in range(20):
+            start = time.monotonic()
+            near.send(b"x")
+            far.sendto(*far.recvfrom(10))
+            near.recv(10)
+            trips.append(time.monotonic() - start)
+    assert min(trips) >= 0.0399, "twenty milliseconds each way, by the kernel's clock"
+    assert not missing(net.hosts[0], net.hosts[1], 2000, quiet_s=2.0).any(), "netem's limit holds what is late"
+
+
+@in_netem
+def test_duplicates_reordering_and_damage(net):
+    count = 2000
+    net.apply(parse_conditions("duplicate(20%)"))
+    came = send(net.hosts[0], net.hosts[1], count, quiet_s=2.0)
+    assert len(set(came.tolist())) == count
+    assert abs(len(came) - 1.2 * count) <= 5 * (count * 0.16) ** 0.5
+    net.apply(parse_conditions("reorder(20%,by=10ms)"))
+    came = send(net.hosts[0], net.hosts[1], count, quiet_s=2.0)
+    assert sorted(came.tolist()) == list(range(count))
+    assert (np.diff(came) < 0).any()
+    net.apply(parse_conditions("corrupt(20%)"))
+    lost = missing(net.hosts[0], net.hosts[1], count, quiet_s=2.0)
+    assert 0 < lost.sum() <= 0.2 * count + 5 * (count * 0.16) ** 0.5, "checksums drop what is damaged"
+    net.apply(parse_conditions(""))
+    assert np.array_equal(send(net.hosts[0], net.hosts[1], 500, quiet_s=2.0), np.arange(500))
+
+
+@in_netem
+def test_drops_of_a_queue_below_netem_are_the_queues(net):
+    net.apply(parse_conditions("loss(10%),delay(5ms),rate(1mbit,queue=8KB),links(h1,way=down)"))
+    before, count = net.counters(), 600
+    lost = missing(net.hosts[0], net.hosts[1], count, quiet_s=3.0)
+    spent = (net.counters() - before).points["h1_down"]
+    assert spent.dropped_by_queue > 0
+    assert spent.dropped_by_model + spent.dropped_by_queue == lost.sum()
+    # The model saw all; the queue saw what the model left.
+    assert abs(spent.dropped_by_model - 0.1 * count) <= 5 * (count * 0.09) ** 0.5
+
+
+@in_netem
+def test_a_topology_has_its_delay_and_the_preflight_names_netem():
+    topology = load_topology("two-sites", hosts=2, core_delay="10ms", core_rate=0, rate=0)
+    with LabNetwork(topology, PREFIX) as net:
+        start = time.monotonic()
+        assert len(send(net.hosts[0], net.hosts[1], 1, quiet_s=1.0)) == 1
+        assert time.monotonic() - start >= 0.01
+    findings = {finding.what: finding for finding in preflight()}
+    assert findings["loss"].found.startswith("tc netem")
+    assert findings["delay"].ok
+    assert findings["single datagrams"].ok, findings["single datagrams"]
+
+
+@in_netem
+@pytest.mark.processes
+def test_bounded_rounds_keep_their_bound():
+    """C2 and C3 under bursts of loss and a delay made by the kernel: no round misses more than its budget, all ranks hold the
+    same bits, and something was lost on the way, by netem's own count."""
+    rounds = 8
+    with LabNetwork(Topology(kind="star", hosts=2), PREFIX) as net:
+        net.apply(parse_conditions("ge(p=0.01,r=0.2,bad=0.9),delay(2ms)"))
+        before = net.counters()
+        ranks = []
+        for host in net.hosts:
+            place = {
+                **os.environ,
+                **{"RANK": str(host.index), "WORLD_SIZE": "2", "MASTER_PORT": "29400"},
+                **{"MASTER_ADDR": net.hosts[0].address, "DBLP_CONNECT_TIMEOUT_S": "120"},
+            }
+            command = [sys.executable, "-m", "tests.lab.bounded_rounds", str(rounds)]
+            ranks.append(net.popen(host, command, env=place, stdout=subprocess.PIPE, text=True))
+        results = [json.loads(rank.communicate(timeout=240)[0]) for rank in ranks]
+        spent = net.counters() - before
+    assert spent.dropped_by_model > 0
+    for result in results:
+        assert len(result["missing"]) == rounds
+        assert max(result["missing"]) <= 0.1
+        assert result["digest"] == results[0]["digest"]
+    assert sum(result["resent"] + result["holes"] for result in results) > 0
+
+
+@pytest.mark.skipif(NATIVE, reason="this kernel has netem: the tests above ran here")
+@pytest.mark.skipif(not RUNNER, reason="DBLP_NETEM_RUNNER names no runner, and this kernel has no netem")
+@pytest.mark.timeout(GUEST_SECONDS + 30)
+def test_in_a_guest():
+    """All the others of this file, in a kernel that has netem: each must pass, none may be skipped."""
+    inside = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-v", "-o", "timeout=240"]
+    text = f"cd {shlex.quote(os.getcwd())} && {shlex.join([*inside, 'tests/lab/test_netem.py'])}"
+    place = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONDONTWRITEBYTECODE": "1"}
+    place = {name: value for name, value in place.items() if not name.startswith(("PYTEST_", "DBLP_NETEM"))}
+    done = subprocess.run(
+        [*shlex.split(RUNNER), text], env=place, capture_output=True, text=True, check=False, timeout=GUEST_SECONDS
+    )
+    said = f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    assert done.returncode == 0, said
+    wanted = re.findall(r"^@in_netem\n(?:@.*\n)*def (\w+)", Path(__file__).read_text(), re.MULTILINE)
+    passed = re.findall(r"::(\w+) PASSED", done.stdout)
+    assert set(passed) == set(wanted), said
