@@ -31,11 +31,14 @@ def main(rounds: int) -> None:
         holes += report.missing_chunks + report.filled_chunks
         whole = (number + 1) * sum(range(1, dblp.get_world_size() + 1))
         exact = np.isclose(array, whole, rtol=1e-6)
-        assert exact.all() or report.missing_chunks or report.filled_chunks or holes, "a loss that no report tells"
+        assert exact.all() or report.missing_chunks or report.filled_chunks or holes, (
+            "a loss that no report tells"
+        )
         assert exact.mean() >= 1 - 2 * BUDGET, f"round {number}: {exact.mean():.3f} of the sum is whole"
     dblp.destroy_process_group()
     sys.stdout.write(
-        json.dumps({"missing": missing, "digest": digest.hexdigest(), "resent": resent, "holes": holes}) + "\n"
+        json.dumps({"missing": missing, "digest": digest.hexdigest(), "resent": resent, "holes": holes})
+        + "\n"
     )
 
 

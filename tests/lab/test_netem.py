@@ -33,7 +33,8 @@ GUEST_SECONDS = 550
 
 pytestmark = [pytest.mark.lab, pytest.mark.netem, needs_lab]
 in_netem = pytest.mark.skipif(
-    not NATIVE, reason="this kernel has no netem; test_in_a_guest runs this where DBLP_NETEM_RUNNER names a runner"
+    not NATIVE,
+    reason="this kernel has no netem; test_in_a_guest runs this where DBLP_NETEM_RUNNER names a runner",
 )
 
 
@@ -116,7 +117,9 @@ def test_delay_is_late_and_loses_nothing(net):
             near.recv(10)
             trips.append(time.monotonic() - start)
     assert min(trips) >= 0.0399, "twenty milliseconds each way, by the kernel's clock"
-    assert not missing(net.hosts[0], net.hosts[1], 2000, quiet_s=2.0).any(), "netem's limit holds what is late"
+    assert not missing(net.hosts[0], net.hosts[1], 2000, quiet_s=2.0).any(), (
+        "netem's limit holds what is late"
+    )
 
 
 @in_netem
@@ -175,8 +178,11 @@ def test_bounded_rounds_keep_their_bound():
         for host in net.hosts:
             place = {
                 **os.environ,
-                **{"RANK": str(host.index), "WORLD_SIZE": "2", "MASTER_PORT": "29400"},
-                **{"MASTER_ADDR": net.hosts[0].address, "DBLP_CONNECT_TIMEOUT_S": "120"},
+                "RANK": str(host.index),
+                "WORLD_SIZE": "2",
+                "MASTER_PORT": "29400",
+                "MASTER_ADDR": net.hosts[0].address,
+                "DBLP_CONNECT_TIMEOUT_S": "120",
             }
             command = [sys.executable, "-m", "tests.lab.bounded_rounds", str(rounds)]
             ranks.append(net.popen(host, command, env=place, stdout=subprocess.PIPE, text=True))
@@ -195,12 +201,28 @@ def test_bounded_rounds_keep_their_bound():
 @pytest.mark.timeout(GUEST_SECONDS + 30)
 def test_in_a_guest():
     """All the others of this file, in a kernel that has netem: each must pass, none may be skipped."""
-    inside = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-v", "-o", "timeout=240"]
-    text = f"cd {shlex.quote(os.getcwd())} && {shlex.join([*inside, 'tests/lab/test_netem.py'])}"
-    place = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONDONTWRITEBYTECODE": "1"}
+    inside = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-v",
+        "-o",
+        "timeout=240",
+    ]
+    text = f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join([*inside, 'tests/lab/test_netem.py'])}"
+    place = {**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONDONTWRITEBYTECODE": "1"}
     place = {name: value for name, value in place.items() if not name.startswith(("PYTEST_", "DBLP_NETEM"))}
     done = subprocess.run(
-        [*shlex.split(RUNNER), text], env=place, capture_output=True, text=True, check=False, timeout=GUEST_SECONDS
+        [*shlex.split(RUNNER), text],
+        env=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUEST_SECONDS,
     )
     said = f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     assert done.returncode == 0, said
