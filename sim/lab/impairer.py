@@ -8,9 +8,9 @@ from dblp.errors import ConfigError
 from dblp.sim.lab import namespaces, nft, tools
 from dblp.sim.lab.counters import Counters, LinkCounters
 from dblp.sim.lab.impairments import Conditions
-from dblp.sim.lab.means import Means
+from dblp.sim.lab.means import Means, need_discipline
 from dblp.sim.lab.plan import Plan, Point, Role, Shaper
-from dblp.sim.lab.shaping import QdiscCounts, Stack, netem_text, read_counts, tbf_text
+from dblp.sim.lab.shaping import QdiscCounts, Stack, below_tbf, netem_text, read_counts, tbf_text
 from dblp.sim.lab.tools import LabError
 from dblp.transport.impair_spec import Corrupt, Delay, Duplicate, Jitter, Rate, Reorder
 
@@ -34,6 +34,7 @@ class Impairer:
         """Points whose incoming packets take a detour through an ifb device, where netem can hold them."""
         if plan.topology.needs_delay:
             means.need_netem("topology: a delay")
+        need_discipline(plan.topology.discipline)
         if not means.loss and not means.nft:
             raise LabError(
                 f"loss: neither netem nor nftables works here ({means.why}). Remedy: apt install nftables"
@@ -96,8 +97,11 @@ class Impairer:
         text = tbf_text(rate, queue)
         if text and not self.means.tbf:
             raise LabError("a rate needs tc's tbf, which this kernel refuses. Remedy: modprobe sch_tbf")
-        if shaper.card or not self.means.netem:
+        if shaper.card:
             return Stack(tbf=text)
+        below = below_tbf(self._plan.topology.discipline, rate, queue)
+        if not self.means.netem:
+            return Stack(tbf=text, below=below)
         point = next(
             p
             for p in self._plan.points
@@ -105,7 +109,7 @@ class Impairer:
         )
         here = conditions if point in points else Conditions()
         netem, table = netem_text(here, shaper.delay_s, rate, loses=self.means.loss == "netem")
-        return Stack(netem, text, table)
+        return Stack(netem, text, table, below)
 
     def _rate(self, shaper: Shaper, conditions: Conditions) -> tuple[float, int]:
         """A rate of the conditions wins over the link's own; a host's card keeps its deep queue."""

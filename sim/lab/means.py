@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from dblp.sim.lab import tools
 from dblp.sim.lab.tools import LabError
 
+_RED = "red limit 60000 min 5000 max 20000 avpkt 1000 burst 20 ecn bandwidth 1mbit"
+_DISCIPLINES = {"red": tuple(_RED.split()), "prio": ("prio",)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
@@ -30,6 +33,17 @@ class Means:
                 f"{what} needs tc's netem, which this kernel refuses ({self.why or 'no sch_netem'}). Remedy: modprobe sch_netem; "
                 "Debian: linux-image without -cloud; Fedora: kernel-modules-extra; or run this in a guest whose kernel has it"
             )
+
+
+def need_discipline(name: str) -> None:
+    """Raise LabError where the kernel lacks a queueing discipline that a topology asks for (``fifo`` is always there)."""
+    said = (
+        tried("tc", "qdisc", "add", "dev", "lo", "root", *_DISCIPLINES[name]) if name in _DISCIPLINES else ""
+    )
+    if said:
+        raise LabError(
+            f"topology: discipline={name!r}: this kernel refuses it ({said}). Remedy: modprobe sch_{name}"
+        )
 
 
 def tried(*command: str) -> str:

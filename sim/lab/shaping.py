@@ -8,6 +8,7 @@ from typing import Any
 
 from dblp.sim.lab.impairments import Conditions
 from dblp.transport.impair_spec import Corrupt, Delay, Duplicate, GilbertElliott, Jitter, Loss, Reorder
+from dblp.transport.udp_send import DSCP
 
 BURST_S = 250e-6
 """What tbf may send at once, as time at its rate: about the precision of the kernel's timers under load."""
@@ -18,6 +19,8 @@ _UNLIMITED_BPS = 10e9
 """Rate that netem's limit is sized for where the link has none."""
 _SMALL_PACKET_BYTES = 512
 _MARGIN = 1.5
+_RED_PACKET_BYTES = 1000
+"""Mean packet, for RED's average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +31,23 @@ class Stack:
     tbf: str = ""
     table: str = ""
     """Distribution of netem's jitter; it can't be taken back by a change."""
+    below: tuple[str, ...] = ()
+    """What stands below tbf in place of its fifo: ``tc`` lines with ``{device}``."""
 
     @property
-    def shape(self) -> tuple[bool, bool, str]:
+    def shape(self) -> tuple[bool, bool, str, tuple[str, ...]]:
         """What a change in place must keep."""
-        return bool(self.netem), bool(self.tbf), self.table
+        return bool(self.netem), bool(self.tbf), self.table, self.below
 
     def lines(self, device: str, verb: str) -> list[str]:
         """Lines for ``tc -batch``; ``verb`` is ``add`` or ``change``."""
         found = [(text, handle) for text, handle in ((self.netem, "1"), (self.tbf, "10")) if text]
         places = ("root", "parent 1:1")
-        return [
+        lines = [
             f"qdisc {verb} dev {device} {place} handle {handle}: {text}"
             for (text, handle), place in zip(found, places, strict=False)
         ]
+        return lines + [line.format(device=device) for line in self.below if verb == "add"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,29 @@ def tbf_text(rate_bps: float, queue_bytes: int) -> str:
         return ""
     burst = max(_LEAST_BURST_BYTES, round(rate_bps / 8 * BURST_S))
     return f"tbf rate {rate_bps:.0f}bit burst {burst} limit {queue_bytes}"
+
+
+def below_tbf(discipline: str, rate_bps: float, queue_bytes: int) -> tuple[str, ...]:
+    """What stands below tbf for a topology's discipline; nothing for a fifo or without a rate."""
+    if not rate_bps or discipline == "fifo":
+        return ()
+    if discipline == "red":
+        # Floyd and Jacobson 1993, section 6: a maximum of three times the minimum; tc-red(8): the burst.
+        least, most = queue_bytes // 6, queue_bytes // 2
+        burst = (2 * least + most) // (3 * _RED_PACKET_BYTES) + 1
+        return (
+            f"qdisc add dev {{device}} parent 10:1 handle 20: red limit {queue_bytes} min {least} max {most} "
+            f"avpkt {_RED_PACKET_BYTES} burst {burst} ecn bandwidth {rate_bps:.0f}bit probability 0.1",
+        )
+    # Four bands, one a class of dblp; what has none of their DSCPs (TCP) goes with class 2.
+    bands = " ".join("2" * 16)
+    lines = [f"qdisc add dev {{device}} parent 10:1 handle 20: prio bands {len(DSCP)} priomap {bands}"]
+    for band, dscp in enumerate(DSCP, start=1):
+        lines += [
+            f"qdisc add dev {{device}} parent 20:{band} handle 2{band}: bfifo limit {queue_bytes}",
+            f"filter add dev {{device}} parent 20: protocol ip prio 1 u32 match ip dsfield {dscp << 2:#x} 0xfc flowid 20:{band}",
+        ]
+    return tuple(lines)
 
 
 def netem_text(conditions: Conditions, delay_s: float, rate_bps: float, *, loses: bool) -> tuple[str, str]:

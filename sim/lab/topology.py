@@ -16,6 +16,9 @@ from dblp.errors import ConfigError
 from dblp.units import KIB, MIB, parse_bps, parse_bytes, parse_seconds
 
 KINDS = ("star", "two-sites", "dumbbell", "leaf-spine")
+DISCIPLINES = ("fifo", "red", "prio")
+LEAST_RED_BYTES = 16 * KIB
+"""Queue that RED needs at least, so that its thresholds are several packets apart."""
 MAX_HOSTS = 64
 """Hosts and cross hosts together: each is a namespace with its own addresses, and one bridge counts them all."""
 
@@ -51,6 +54,8 @@ class Topology:
     """Spine routers (leaf-spine)."""
     mtu: int = 1500
     """Largest IP packet, bytes."""
+    discipline: str = "fifo"
+    """Of the switches' queues (with a rate): ``fifo``; ``red``, which marks ECN before it drops; ``prio``, four bands by DSCP."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -73,6 +78,16 @@ class Topology:
             raise ConfigError(
                 "topology: core_rate and core_delay: a star has no core link; use rate and delay"
             )
+        if self.discipline not in DISCIPLINES:
+            raise ConfigError(
+                f"topology: discipline={self.discipline!r} is none: known are {', '.join(DISCIPLINES)}"
+            )
+        if self.discipline != "fifo" and not (self.rate_bps or self.core_rate_bps):
+            raise ConfigError(
+                f"topology: discipline={self.discipline!r} needs a rate: without one nothing queues"
+            )
+        if self.discipline == "red" and min(self.queue_bytes, self.core_queue_bytes) < LEAST_RED_BYTES:
+            raise ConfigError(f"topology: discipline='red' needs queues of at least {LEAST_RED_BYTES} bytes")
         for rate, queue in (("rate_bps", "queue_bytes"), ("core_rate_bps", "core_queue_bytes")):
             if getattr(self, rate) and getattr(self, queue) < 2 * self.mtu:
                 raise ConfigError(
@@ -108,7 +123,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "core_queue": ("core_queue_bytes", parse_bytes),
 }
 """Keys of the table that take a text with a unit, the field that each stands for, and how it is read."""
-_PLAIN = ("kind", "hosts", "cross", "leaves", "spines", "mtu")
+_PLAIN = ("kind", "hosts", "cross", "leaves", "spines", "mtu", "discipline")
 
 
 def load_topology(source: str | Path | Mapping[str, Any], **changes: Any) -> Topology:

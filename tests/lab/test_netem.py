@@ -8,9 +8,11 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +23,17 @@ from dblp.sim.lab.impairments import parse_conditions
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.preflight import preflight
 from dblp.sim.lab.topology import Topology, load_topology
+from dblp.transport import libc
 from dblp.transport.impair_model import Impairer
 from dblp.transport.impair_spec import parse_impair
+from dblp.transport.udp_send import DSCP
 from tests.lab.datagrams import PORT, mean_run, missing, needs_lab, send, why_not
 
 RUNNER = os.environ.get("DBLP_NETEM_RUNNER", "")
 NATIVE = not why_not() and means.detect().netem
 PREFIX = "dblpnetem"
+_ECT0 = 2
+"""IP TOS: capable of ECN."""
 GUEST_SECONDS = 550
 """A guest boots in 3 to 32 seconds, and a system call costs 10 to 40 microseconds there."""
 
@@ -60,7 +66,7 @@ def test_gilbert_elliott_here_in_netem_and_in_closed_form():
         with LabNetwork(Topology(kind="star", hosts=2), PREFIX) as net:
             assert net.means.loss == "netem"
             net.apply(parse_conditions(text))
-            before, count = net.counters(), 16_000
+            before, count = net.counters(), 40_000
             theirs = missing(net.hosts[0], net.hosts[1], count, quiet_s=2.0)
             spent = net.counters() - before
         ours = np.ones(400_000, np.bool_)
@@ -69,8 +75,10 @@ def test_gilbert_elliott_here_in_netem_and_in_closed_form():
         for lost in (theirs, ours):
             runs = len(lost) * p * r / (p + r)
             # Five standard errors: of a sum of geometric runs, and of their mean.
+            print(f"{text}: loss {lost.mean():.4f} ({loss:.4f}), mean run {mean_run(lost):.3f} ({run:.3f})")  # noqa: T201
             assert lost.mean() == pytest.approx(loss, rel=5 * (2 / runs) ** 0.5)
-            assert mean_run(lost) == pytest.approx(run, rel=5 / runs**0.5)
+            # A geometric length of mean m has a deviation of (m*(m-1))**0.5.
+            assert mean_run(lost) == pytest.approx(run, rel=5 * ((run - 1) / run / runs) ** 0.5)
 
 
 @in_netem
@@ -163,6 +171,72 @@ def test_a_topology_has_its_delay_and_the_preflight_names_netem():
     assert findings["loss"].found.startswith("tc netem")
     assert findings["delay"].ok
     assert findings["single datagrams"].ok, findings["single datagrams"]
+
+
+@in_netem
+def test_a_critical_class_passes_a_full_queue_by_its_dscp():
+    """prio: what bears class 0's DSCP overtakes a queue that class 3 overfills."""
+    topology = Topology(kind="star", hosts=2, rate_bps=1e6, queue_bytes=16384, discipline="prio")
+    with LabNetwork(topology, PREFIX) as net:
+        heard = _flood(net, {0: DSCP[0] << 2, 3: DSCP[3] << 2}, every={0: 20, 3: 1})
+        dropped = net.counters().dropped_by_queue
+    assert heard[0].lost == 0
+    assert heard[3].lost > 0
+    assert dropped == heard[3].lost
+
+
+@in_netem
+def test_red_marks_before_it_drops():
+    """red: of two equal streams into a full queue, the one that is capable of ECN is marked."""
+    topology = Topology(kind="star", hosts=2, rate_bps=1e6, queue_bytes=32768, discipline="red")
+    with LabNetwork(topology, PREFIX) as net:
+        heard = _flood(net, {0: 0, 3: _ECT0}, every={0: 1, 3: 1})
+    assert heard[3].marked > 0
+    assert heard[0].marked == 0
+    assert heard[0].lost > 0
+
+
+@dataclass
+class Heard:
+    """What came of a stream."""
+
+    sent: int = 0
+    came: int = 0
+    marked: int = 0
+    """With the mark "congestion experienced"."""
+
+    @property
+    def lost(self) -> int:
+        return self.sent - self.came
+
+
+def _flood(net, streams, every):
+    """Streams with an IP TOS each into a host's link, past its rate; the sender's own card does not hold them back."""
+    net.apply(parse_conditions("rate(100mbit),links(h0,way=up)"))
+    heard = {stream: Heard() for stream in streams}
+    source, target = net.hosts
+    outs = {stream: namespaces.open_socket(source.namespace) for stream in streams}
+    with namespaces.open_socket(target.namespace) as inbox:
+        inbox.setsockopt(socket.SOL_SOCKET, libc.SO_RCVBUFFORCE, 2**24)
+        inbox.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        inbox.bind((target.address, PORT))
+        inbox.settimeout(3)
+        for stream, out in outs.items():
+            out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, streams[stream])
+        for number in range(400):
+            for stream, out in outs.items():
+                if number % every[stream] == 0:
+                    out.sendto(bytes([stream]) * 1000, (target.address, PORT))
+                    heard[stream].sent += 1
+        for out in outs.values():
+            out.close()
+        while True:
+            try:
+                data, ancillary, _, _ = inbox.recvmsg(2000, 64)
+            except TimeoutError:
+                return heard
+            heard[data[0]].came += 1
+            heard[data[0]].marked += any(tos[0] & 3 == 3 for _, _, tos in ancillary)
 
 
 @in_netem

@@ -208,6 +208,15 @@ def test_what_the_kernel_lacks_is_refused_with_the_remedy():
     assert not ours()
 
 
+def test_a_discipline_that_the_kernel_lacks_is_refused():
+    if not means.tried("tc", "qdisc", "add", "dev", "lo", "root", "prio"):
+        pytest.skip("this kernel has prio")
+    net = LabNetwork(Topology(kind="star", hosts=1, rate_bps=1e9, discipline="prio"), PREFIX)
+    with pytest.raises(LabError, match=r"discipline='prio': this kernel refuses it .*modprobe sch_prio"), net:
+        pass
+    assert not ours()
+
+
 def test_commands_run_on_their_host_and_end_with_the_network():
     with LabNetwork(Topology(kind="star", hosts=2), PREFIX) as net:
         done = net.popen(

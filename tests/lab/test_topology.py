@@ -65,6 +65,15 @@ def test_a_file_is_read_and_named_in_errors(tmp_path):
             {"kind": "star", "hosts": 2, "rate": "1gbit", "queue": "1KB"},
             "queue_bytes=1024 holds less than two packets",
         ),
+        (
+            {"kind": "star", "hosts": 2, "discipline": "lifo"},
+            "discipline='lifo' is none: known are fifo, red, prio",
+        ),
+        ({"kind": "star", "hosts": 2, "discipline": "red"}, "discipline='red' needs a rate"),
+        (
+            {"kind": "star", "hosts": 2, "rate": 1e9, "queue": 9000, "discipline": "red"},
+            "needs queues of at least 16384",
+        ),
         ({"kind": "leaf-spine", "hosts": 2, "spines": 0}, "spines=0: needs a number in 1..16"),
     ],
 )
