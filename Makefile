@@ -4,7 +4,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 WORKERS ?= 2
 
-.PHONY: install train test test-torch lint bench slow clean
+.PHONY: install train test test-torch lint bench slow lab clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,10 @@ test-torch: install
 
 slow: install
 	$(PY) -m pytest -m slow $(ARGS)
+
+# Networks of namespaces, as root; netem too, where the kernel or the guest of DBLP_NETEM_RUNNER has it.
+lab: install
+	$(PY) -m pytest -m "lab and not slow" $(ARGS)
 
 bench: install
 	$(PY) -m dblp.cli.main bench allreduce --against gloo $(ARGS)
