@@ -31,8 +31,10 @@ class Barrier:
         self._passed = 0
 
     def wait(self, decision: bool = True) -> bool:
-        """Return when all ranks have called it; rank 0's ``decision`` is what all of them return. Raises LocalError if a rank does
-        not come in time."""
+        """Return when all ranks have called it; all get rank 0's ``decision``.
+
+        Raises LocalError if a rank does not come in time.
+        """
         self._passed += 1
         if self._rank == 0:
             self._counters[self._world_size] = decision

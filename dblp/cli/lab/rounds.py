@@ -57,7 +57,9 @@ class Rank:
         timeout = timedelta(seconds=command["timeout_s"])
         if not dist.is_initialized():
             store = PrefixStore("world", self._store)
-            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+            dist.init_process_group(
+                "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+            )
         transport = arm.preset.transport if arm.preset is not None else {}
         with environment({f"DBLP_{name.upper()}": str(value) for name, value in transport.items()}):
             group = dist.new_group(backend="dblp" if arm.preset is not None else "gloo", timeout=timeout)

@@ -1,7 +1,7 @@
 """One rank of an experiment: ``python -m dblp.cli.lab.worker FOLDER PARENT``, in its host's namespace.
 
-Commands come as lines of JSON on the standard input, answers go out on the standard output; torchrun's variables (RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT) say who is who.
+Commands come as lines of JSON on the standard input, answers go out on the standard output; torchrun's variables (RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT) say who is who.
 """
 
 from __future__ import annotations

@@ -157,7 +157,9 @@ def open_policy(
     timeout: timedelta,
 ) -> Iterator[Arm]:
     """dblp under a policy, or gloo for None, as the default process group until the block ends."""
-    transport = {f"DBLP_{key.upper()}": str(value) for key, value in (policy.transport if policy else {}).items()}
+    transport = {
+        f"DBLP_{key.upper()}": str(value) for key, value in (policy.transport if policy else {}).items()
+    }
     with environment({"DBLP_IMPAIR": impair, **transport}):  # read when the backend opens its port
         backend = "gloo" if policy is None else "dblp"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
