@@ -116,7 +116,8 @@ def _run(
     console.print(headline(experiment), highlight=False)
     with LabProgress(experiment, console) as progress:
         done: Run = run_experiment(experiment, progress, capture=capture)
-    content = document("lab run", [], **document_of(done))
+    found = document_of(done)
+    content = document("lab run", found.pop("records"), **found)
     console.print(result_table(content["records"]))
     if len(content["records"]) > 1:
         console.print(ratio_table(content["records"]))
