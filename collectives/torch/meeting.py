@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as c10d
 from dblp.collectives.engine import Engine
 from dblp.collectives.rendezvous import Member, Roster, rendezvous_by_store
 from dblp.collectives.session import Meet
+from dblp.errors import DblpError, HandshakeError
 from dblp.transport.port import Address
 
 _log = logging.getLogger("dblp.torch")
@@ -31,14 +32,23 @@ def master_of(store: Any) -> Address | None:
 
 
 def meet_by_store(store: Any, rank: int, world_size: int, timeout_s: float) -> Meet:
-    """The ranks exchange their addresses through ``store``."""
+    """The ranks exchange their addresses through ``store``. Meeting raises what ``rendezvous_by_store`` raises, and HandshakeError
+    if the store does not answer."""
     master = master_of(store)
     place = f"{master.host}:{master.port}" if master is not None else "the group's store"
 
     def meet(engine: Engine, member: Callable[[int], Member]) -> Roster:
-        return rendezvous_by_store(
-            store, member, rank=rank, world_size=world_size, timeout_s=timeout_s, place=place
-        )
+        try:
+            return rendezvous_by_store(
+                store, member, rank=rank, world_size=world_size, timeout_s=timeout_s, place=place
+            )
+        except DblpError:  # some are OSErrors, as timeouts are
+            raise
+        except (RuntimeError, OSError) as error:  # of torch's stores
+            raise HandshakeError(
+                f"rank {rank} of {world_size}: the store at {place} does not answer ({error}); is the process that serves it "
+                "(torchrun's agent, or rank 0) alive, and its port open to this host?"
+            ) from error
 
     return meet
 
