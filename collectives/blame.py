@@ -1,9 +1,9 @@
 """Who is missing when a wait has ended without success: of the ranks that are waited for, those that wait for nobody themselves.
 
 Theory of operation. Each rank knows who owes it something, of whom it hears nothing, and what the others have told of themselves
-(``transport.standing``). "Waits for" is a graph: a rank that waits is not to blame, whoever it waits for may be. So the ones to name
-are found at the ends of the graph: who is silent, who hears nothing from here, who has not called the collective and waits nowhere
-else. Only if there is no such rank, as where an older peer tells nothing, those are named that owe something here.
+(``transport.standing``). "Waits for" is a graph: a rank that waits is not to blame, whoever it waits for may be. So the ones to
+name are found at the ends of the graph: who is silent, who hears nothing from here, who has not called the collective and waits
+nowhere else. Only if there is no such rank, as where an older peer tells nothing, those are named that owe something here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Evidence:
 
 def find_missing(evidence: Evidence) -> dict[int, str]:
     """The ranks to name, ascending, with what is known of each, in words (empty: nothing but that it owes something)."""
-    found = {peer: "" for peer in evidence.silent}
+    found = dict.fromkeys(evidence.silent, "")
     found |= _deaf(evidence) | _elsewhere(evidence)
     if not found:
         found = _links(evidence)

@@ -1,7 +1,7 @@
 """Deadlines: every wait of a group ends, and the error says who is missing and what each lacks.
 
-While a call waits, the peers are asked for a sign of life at 1/2, 3/4 and 7/8 of its timeout, and, in a round, how they stand with
-it. When it expires, those that answered none of the later two are silent; whom the error names follows from both (``blame``).
+While a call waits, the peers are asked for a sign of life at 1/2, 3/4 and 7/8 of its timeout, and, in a round, how they stand
+with it. When it expires, those that answered none of the later two are silent; whom the error names follows from both (``blame``).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def deadline_error(
     told: Mapping[int, Standing] | None = None,
 ) -> DeadlineError:
     """The error of an expired wait. ``peers``: the endpoint's ranks in the group; ``lacks``: what is missing, in words,
-    by the endpoint's rank of the peer that owes it; ``culprits``: those of them to blame if nothing better is known (default: all);
-    ``told``: what peers have told of themselves. Who is named: see ``blame``."""
+    by the endpoint's rank of the peer that owes it; ``culprits``: those of them to blame if nothing better is known (default:
+    all); ``told``: what peers have told of themselves. Who is named: see ``blame``."""
     silent = silent_peers(endpoint, peers, timeout_s)
     evidence = Evidence(
         rank=endpoint.rank, peers=peers, owed=lacks.keys(), culprits=culprits, silent=silent, told=told or {}

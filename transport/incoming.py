@@ -21,8 +21,8 @@ class Incoming:
     """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
 
     __slots__ = (
-        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit", "have",
-        "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink",
+        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
+        "have", "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink",
         "spec", "width",
     )  # fmt: skip
 

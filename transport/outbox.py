@@ -24,8 +24,8 @@ CLEAN_LOSS = 0.5
 INLINE_QUEUE = 32
 """Control that waits to leave, above which messages of one chunk wait for their turn as others do."""
 BLOCKED_SHARE = 0.125
-"""Distance of the questions of a blocked sender, as a share of how long it has been blocked: a lost grant costs no more than that,
-and a peer that comes to its receive minutes later is asked once in ``MAX_PROBE_GAP_S``."""
+"""Distance of the questions of a blocked sender, as a share of how long it has been blocked: a lost grant costs no more than
+that, and a peer that comes to its receive minutes later is asked once in ``MAX_PROBE_GAP_S``."""
 
 
 class Outbox:
@@ -221,7 +221,8 @@ class Outbox:
 
     def arm_if_blocked(self, now: float) -> None:
         """Probe in time if chunks wait for a grant while nothing is in flight that would be answered. A grant may have been lost,
-        or there is none for long, as from a peer that comes to its receive later: the longer it takes, the rarer the questions."""
+        or there is none for long, as from a peer that comes to its receive later: the longer it takes, the rarer the
+        questions."""
         path = self._main
         if (
             self.messages

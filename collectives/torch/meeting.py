@@ -32,8 +32,8 @@ def master_of(store: Any) -> Address | None:
 
 
 def meet_by_store(store: Any, rank: int, world_size: int, timeout_s: float) -> Meet:
-    """The ranks exchange their addresses through ``store``. Meeting raises what ``rendezvous_by_store`` raises, and HandshakeError
-    if the store does not answer."""
+    """The ranks exchange their addresses through ``store``. Meeting raises what ``rendezvous_by_store`` raises, and
+    HandshakeError if the store does not answer."""
     master = master_of(store)
     place = f"{master.host}:{master.port}" if master is not None else "the group's store"
 

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.flatness``: memory, descriptors and threads over thousands of groups, and of rounds, that come and go.
+"""``python -m tests.benchmarks.flatness``: memory, descriptors and threads over thousands of groups, and of rounds.
 
 Two ranks in processes of their own over the torch backend; the store is served by a third, as torchrun's agent does. Each rank
 looks at itself at even distances; what counts is the slope behind the first fifth, in which caches fill and the allocator finds

@@ -1,4 +1,4 @@
-"""Who a deadline names: every rank that is missing, and nobody who only waits for them. On a simulated network, in virtual time."""
+"""Who a deadline names: every rank that is missing, and nobody who only waits for them. In virtual time."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _store(folder, world_size):
 
 
 def drill(rank, world_size, folder, call, fault, wait):
-    """``call`` of ``CALLS``, ``DDP_CALLS`` or ``GROUP_CALLS``, ``fault`` of ``FAULTS`` or "store gone", ``wait``: asynchronously."""
+    """``call`` of ``CALLS``, ``DDP_CALLS`` or ``GROUP_CALLS``; ``fault`` of ``FAULTS`` or "store gone"; ``wait``: async."""
     faulthandler.enable()  # the stacks of a cell that hangs, when it is aborted
     victim = world_size - 1
     server = _serve_store(folder, world_size) if rank == 0 else 0
