@@ -1,7 +1,7 @@
 """Deadlines: every wait of a group ends, and the error says who is missing and what each lacks.
 
 While a call waits, the peers are asked for a sign of life at 1/2, 3/4 and 7/8 of its timeout, and, in a round, how they stand
-with it. When it expires, those that answered none of the later two are silent; whom the error names follows from both (``blame``).
+with it. When it expires, those that answered none of the later two are silent. Whom the error names follows from both: ``blame``.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class Incoming:
 
     __slots__ = (
         "asked", "bound_at", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
-        "have", "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink",
-        "spec", "width",
+        "have", "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at",
+        "per_chunk", "sink", "spec", "width",
     )  # fmt: skip
 
     def __init__(self, message: int, now: float) -> None:

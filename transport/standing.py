@@ -1,8 +1,8 @@
 """How a rank stands with a round: asked and told while the round is late, so that its deadline names who is missing.
 
 A rank that waits sees only who owes *it* something. Around a ring, or where a rank waits in an earlier round, that is a rank
-which waits itself; who is missing is known to somebody else. So the ranks of a late round tell one another, by STATE, whether they
-have called it, for whom they wait there, and of whom they hear nothing.
+which waits itself; who is missing is known to somebody else. So the ranks of a late round tell one another, by STATE, whether
+they have called it, for whom they wait there, and of whom they hear nothing.
 """
 
 from __future__ import annotations
