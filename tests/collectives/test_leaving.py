@@ -194,11 +194,11 @@ def test_a_server_hears_from_all_until_the_last_has_left():
     assert sorted(sources) == [1, 2, 2, 3, 3, 3]
 
 
-@pytest.mark.parametrize(("impair", "most"), [("", 45), ("loss(0.3)", 120)])
+@pytest.mark.parametrize(("impair", "most"), [("", 30), ("loss(0.3)", 80)])
 def test_who_waits_long_for_a_grant_asks_less_and_less_often(impair, most):
     """A rank that leaves, and has more to send than its peer holds early, asks whether it may: the peer lives and says no. Nor
     does what it repeats and copies while chunks are lost fill the peer's early pool, so that what lacks would be refused."""
-    wait_s = 20.0
+    wait_s = 10.0
 
     async def reader(rank: Rank) -> None:
         await asyncio.sleep(wait_s)
