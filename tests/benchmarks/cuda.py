@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.cuda``: tensors on a GPU, for a machine that has one: correctness, overlap, throughput against gloo.
+"""``python -m tests.benchmarks.cuda``: tensors on a GPU, on a machine that has one: correctness, overlap, throughput beside gloo.
 
 Two ranks on one device. Three parts: every dtype through every kind of call, compared with what it must be; an all-reduce beside
 matrix products, with the share of its copies that the profiler saw under the computation; and the throughput of an all-reduce of
