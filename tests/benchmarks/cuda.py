@@ -5,6 +5,9 @@ matrix products, with the share of its copies that the profiler saw under the co
 100 MiB, dblp and gloo in turns. Without a GPU it says so and ends with 2; ``--device cpu`` tries the script itself on the host.
 """
 
+# mypy: disable-error-code="attr-defined"
+# torch.distributed's stubs miss names that it exports.
+
 from __future__ import annotations
 
 import argparse

@@ -171,7 +171,7 @@ def _cut(*, out=False, into=False):
             endpoint.port.impairer = Impairer(parse_impair("loss(1)"), np.random.default_rng(0))
             _later["impair"] = "loss(1)"
         if into:
-            Core.receive_burst = lambda self, batch, *, now: None
+            Core.receive_burst = lambda self, batch, *, now: None  # type: ignore[method-assign]
 
     session.engine.run(cut)
 

@@ -1,6 +1,7 @@
 """Tensors on a device, by a stand-in: what is checked is order and correctness, not a GPU's speed (``tests.benchmarks.cuda``)."""
 
 import asyncio
+import functools
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_calls_that_wait_for_nothing_begin_at_once():
             begun.append(name)
             return call(name)
 
-        first = turns.start((), lambda: begin("a"))
+        first = turns.start((), functools.partial(begin, "a"))
         assert begun == ["a"], "without a turn of the loop"
         assert await first == "a"
 
@@ -70,7 +71,7 @@ def test_calls_begin_in_order_behind_one_that_waits():
         tasks = [asyncio.ensure_future(turns.take(slow))]
         await asyncio.sleep(0)
         for name in ("second", "third"):
-            tasks.append(asyncio.ensure_future(turns.start((), lambda name=name: begin(name))))
+            tasks.append(asyncio.ensure_future(turns.start((), functools.partial(begin, name))))
         await asyncio.sleep(0.01)
         assert begun == []
         gate.set()

@@ -1,6 +1,7 @@
 """The rendezvous through a key-value store, on a dictionary and a fake clock."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -16,6 +17,10 @@ from dblp.collectives.rendezvous import (
 from dblp.collectives.torch.meeting import meet_by_store
 from dblp.errors import DeadlineError, HandshakeError, VersionError
 from dblp.transport.port import Address
+
+
+NO_ENGINE: Any = None
+"""Meeting by a store needs none."""
 
 
 class DictStore:
@@ -130,13 +135,13 @@ def test_a_store_that_dies_is_named_with_its_place(left, monkeypatch):
     with pytest.raises(
         HandshakeError, match=r"rank 0 of 2: the store at 10\.0\.0\.9:29500 does not answer"
     ) as caught:
-        join(None, lambda generation: member(0, generation=generation))
+        join(NO_ENGINE, lambda generation: member(0, generation=generation))
     assert "Failed to recv" in str(caught.value) and "torchrun" in str(caught.value)
 
 
 def test_a_rank_that_does_not_come_is_no_fault_of_the_store():
     with pytest.raises(DeadlineError, match="rank 1 of 2 has not come"):
-        meet_by_store(DictStore(), 0, 2, 0.05)(None, lambda generation: member(0, generation=generation))
+        meet_by_store(DictStore(), 0, 2, 0.05)(NO_ENGINE, lambda generation: member(0, generation=generation))
 
 
 def test_world_sizes_that_differ_are_named_at_once():
