@@ -18,7 +18,6 @@ from dblp.collectives.torch.meeting import meet_by_store
 from dblp.errors import DeadlineError, HandshakeError, VersionError
 from dblp.transport.port import Address
 
-
 NO_ENGINE: Any = None
 """Meeting by a store needs none."""
 
