@@ -107,7 +107,7 @@ class Session:
         """The same, waiting for the result."""
         return self.engine.run(lambda: self._begin(what, timeout_s, call))
 
-    def new_group(self, name: str) -> Group:
+    def new_group(self, name: str = "unnamed") -> Group:
         """Another group of the same ranks, whose rounds are numbered by themselves; all ranks make theirs in the same order.
         ``name``: what the flight recorder calls it, which tells of it together with the first."""
 
