@@ -94,8 +94,13 @@ class Deadline:
             self._on_ask()
 
 
-def silent_peers(endpoint: EndpointLike, peers: Collection[int], timeout_s: float) -> tuple[int, ...]:
-    """Peers that have not been heard for so long that they did not answer the last pings of a wait of ``timeout_s``."""
+def silent_peers(
+    endpoint: EndpointLike, peers: Collection[int], timeout_s: float, waited_s: float
+) -> tuple[int, ...]:
+    """Peers that have not been heard for so long that they did not answer a ping of a wait of ``timeout_s`` that has lasted
+    ``waited_s``. Before the second ping nobody is: a peer that has nothing to say here is silent until it is asked."""
+    if waited_s < _PINGS[0] * timeout_s + 0.9 * _SILENT_SHARE * timeout_s:
+        return ()
     return tuple(peer for peer in peers if endpoint.silence(peer) > _SILENT_SHARE * timeout_s)
 
 
@@ -111,7 +116,7 @@ def deadline_error(
     """The error of an expired wait. ``peers``: the endpoint's ranks in the group; ``lacks``: what is missing, in words,
     by the endpoint's rank of the peer that owes it; ``culprits``: those of them to blame if nothing better is known (default:
     all); ``told``: what peers have told of themselves. Who is named: see ``blame``."""
-    silent = silent_peers(endpoint, peers, timeout_s)
+    silent = silent_peers(endpoint, peers, timeout_s, timeout_s)
     evidence = Evidence(
         rank=endpoint.rank, peers=peers, owed=lacks.keys(), culprits=culprits, silent=silent, told=told or {}
     )

@@ -382,7 +382,8 @@ class Round:
     def _standing(self) -> Standing:
         """How this rank stands with the round, for peers that ask."""
         waits_for = sorted({self._ranks[leg.peer] for leg in self._owed()})
-        silent = silent_peers(self.endpoint, self._peers, self._timeout_s)
+        waited_s = self.endpoint.time() - self._start
+        silent = silent_peers(self.endpoint, self._peers, self._timeout_s, waited_s)
         return Standing(stand=Stand.WAITING, waits_for=tuple(waits_for), silent=silent)
 
     def _ask(self) -> None:

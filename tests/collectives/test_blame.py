@@ -203,3 +203,24 @@ def test_a_rank_that_is_late_costs_nobody_the_round():
         return float(array[0])
 
     assert play(member, 4) == [4.0] * 4
+
+
+def test_a_rank_that_has_not_been_asked_yet_is_not_called_silent():
+    """Around a ring two ranks may have nothing to say to each other for half of the timeout."""
+    told: list[Standing] = []
+
+    async def member(group: Group, endpoint: Endpoint) -> None:
+        await asyncio.sleep(TIMEOUT_S)  # nothing moves
+        if group.rank == 1:
+            await asyncio.sleep(0.9 * TIMEOUT_S)
+        task = asyncio.ensure_future(all_reduce(group, "ring"))
+        if group.rank == 0:
+            await asyncio.sleep(0.6 * TIMEOUT_S)
+            round_ = next(iter(endpoint.core.rounds.active.values()))
+            told.extend(round_.counters.told.values())
+        await task
+
+    play(member, 5)
+    assert len(told) == 4
+    assert all(not standing.silent for standing in told), told
+    assert [standing.stand for standing in told].count(Stand.NOT_CALLED) == 1

@@ -105,7 +105,10 @@ def compressed(rank, world_size, folder):
             _check_gap(name, dtype, gap, _withheld(attachment))
             assert attachment.compression.totals.rounds == attachment.summary.rounds
     flights = dist.group.WORLD.flight_recorder.report()
-    assert flights["groups"]["0"] == "default" and set(flights["groups"].values()) == {"default", "compression"}
+    assert flights["groups"]["0"] == "default" and set(flights["groups"].values()) == {
+        "default",
+        "compression",
+    }
     assert {round_["group"] for round_ in flights["rounds"]} > {0, 1}
     dist.destroy_process_group()
 
