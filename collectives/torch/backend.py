@@ -416,6 +416,7 @@ class DblpProcessGroup(dist.ProcessGroup):
         inner = inner_backend(self._store, self._rank_here, self._world_size_here, self._timeout)
         if inner is None:
             return
+        self._inner = inner  # so that a fork can keep it from its destructor
         kind = dist.ProcessGroup.BackendType.CUSTOM
         for device in device_types():
             self._register_backend(device, kind, inner)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -65,7 +67,9 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
         options._timeout = timeout
         options._threads = 1
-        return c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
+        inner = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
+        _inner.add(inner)
+        return inner
     except (
         RuntimeError,
         TypeError,
@@ -73,6 +77,19 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
     ) as error:  # no lazy devices in this torch, or no host name
         _log.debug("no gloo group behind the dblp group: %s", error)
         return None
+
+
+_inner: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The gloo groups of this process."""
+
+
+def _keep_in_fork() -> None:
+    """A fork has none of gloo's threads, and the destructor, which joins them, would end the process: there it never runs."""
+    for inner in list(_inner):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+os.register_at_fork(after_in_child=_keep_in_fork)
 
 
 def device_types() -> list[torch.device]:

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import contextlib
+import faulthandler
 import os
 import sys
 import threading
@@ -22,6 +24,7 @@ datagrams, a hundred times as much."""
 
 
 def _init(rank, world_size, folder, timeout_s=20.0):
+    faulthandler.enable()  # the stacks of one that hangs, when it is aborted
     dist.init_process_group(
         "dblp",
         store=dist.FileStore(f"{folder}/store", world_size),
@@ -47,11 +50,12 @@ def forked(rank, world_size, folder):
     _init(rank, world_size, folder)
     dist.all_reduce(torch.ones(10))
     if pid := os.fork():
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         dist.all_reduce(tensor := torch.ones(10))
         assert tensor[0].item() == world_size
         dist.destroy_process_group()
         return
+    faulthandler.dump_traceback_later(20, exit=True)  # a fork that hangs shows where
     try:
         dist.all_reduce(torch.ones(10))
     except dblp.ClosedError as error:
@@ -61,7 +65,7 @@ def forked(rank, world_size, folder):
     dist.init_process_group("dblp", store=dist.HashStore(), rank=0, world_size=1)  # one of its own works
     dist.all_reduce(tensor := torch.ones(3))
     assert tensor.tolist() == [1.0] * 3
-    sys.exit(7)
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _late(rank):
@@ -94,7 +98,7 @@ def _lossy(rank):
 
 def _thread(rank):
     if rank == 0:
-        threading.Thread(target=dist.barrier, daemon=True).start()
+        threading.Thread(target=_quietly, args=(dist.barrier,), daemon=True).start()
         time.sleep(0.02)
 
 
@@ -103,16 +107,14 @@ def _backward(rank):
     dblp.attach(model, dblp.Bounded(0.1))
     loss = model(torch.ones(2, 300)).sum()
     if rank == 0:
-        threading.Thread(target=_backward_of, args=(loss,), daemon=True).start()
+        threading.Thread(target=_quietly, args=(loss.backward,), daemon=True).start()
         time.sleep(0.02)
     return model
 
 
-def _backward_of(loss):
-    try:
-        loss.backward()
-    except RuntimeError:
-        return  # the interpreter ends, and takes the group with it
+def _quietly(call):
+    with contextlib.suppress(Exception):  # the interpreter ends, and takes the group with it
+        call()
 
 
 EXITS = (_late, _chained, _met, _transfers, _lossy, _thread, _backward)
