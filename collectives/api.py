@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -345,16 +346,25 @@ class _Parts:
     def restore(self) -> None:
         """Bring results back where they were staged."""
         for item in self._items:
-            item.restore()
+            _restore(item)
+
+
+def _restore(item: Any) -> None:
+    """Bring results back; on a device the caller's stream waits for that."""
+    if (arrival := item.restore()) is not None:
+        arrival.join()
 
 
 def _stage(x: ArrayLike, *, arithmetic: bool = False) -> Any:
     if isinstance(x, np.ndarray):
         return _Array(x)
     if type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "__torch_function__"):
+        from dblp.collectives.torch.staging import finish_departures
         from dblp.collectives.torch.tensors import stage
 
-        return stage(x, arithmetic=arithmetic)
+        item = stage(x, arithmetic=arithmetic)
+        finish_departures()
+        return item
     raise UnsupportedError(f"a {type(x).__name__} cannot be sent: a numpy array or a torch tensor is needed")
 
 
@@ -375,7 +385,7 @@ def _run(
 ) -> Any:
     session = _session()
     seconds = session.config.timeout_s if timeout_s is None else timeout_s
-    handle: Handle[Any] = Handle(what, seconds, [item.restore for item in results])
+    handle: Handle[Any] = Handle(what, seconds, [partial(_restore, item) for item in results])
     session.submit(what, seconds, call, handle._finish)
     return handle if async_op else handle.wait()
 

@@ -66,6 +66,11 @@ class Engine:
         """True while work may be submitted from this process."""
         return self._closed is None and self._pid == os.getpid() and self._thread.is_alive()
 
+    @property
+    def owned(self) -> bool:
+        """True in the process that made it, False in a fork."""
+        return self._pid == os.getpid()
+
     def submit(self, start: Callable[[], Awaitable[T]], done: Done) -> None:
         """Await ``start()`` on the engine; ``done`` is called on the engine's thread when it has ended.
 

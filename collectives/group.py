@@ -54,8 +54,10 @@ class Group:
         ranks: Sequence[int] | None = None,
         group_id: int = 0,
         timeout_s: float | None = None,
+        name: str = "default",
     ) -> None:
-        """``ranks``: the endpoint's ranks that belong to the group, in the order of their ranks in it; None: all.
+        """``ranks``: the endpoint's ranks that belong to the group, in the order of their ranks in it; None: all. ``name``: what
+        the flight recorder calls it.
         ``group_id``: the same on all of them, and another one for every other group that shares a rank, 0..32767.
         ``timeout_s``: for calls that name none; None: the endpoint's. Raises ConfigError."""
         self._endpoint = endpoint
@@ -69,7 +71,8 @@ class Group:
         self._pool = StagePool()
         self._incast = Incast(len(self._ranks) - 1)
         self.flight_recorder = FlightRecorder(
-            rank=endpoint.rank, ranks=self._ranks, group=group_id, rounds=endpoint.config.flight_rounds, clock=endpoint.time
+            rank=endpoint.rank, ranks=self._ranks, group=group_id, rounds=endpoint.config.flight_rounds, clock=endpoint.time,
+            name=name,
         )  # fmt: skip
         self.on_failure: Callable[[BaseException], None] = _ignore_failure
         """Called once, with the first failure of the group, before the endpoint is told of it."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dblp.units import format_seconds
 
-VERSION = 1
+VERSION = 2
 """Of the JSON form."""
 SHOWN_RANGES = 8
 """Runs of missing chunks that are kept of a message."""
@@ -108,11 +108,20 @@ class FlightRecorder:
     """The last rounds and transfers of one group on this rank, oldest first."""
 
     def __init__(
-        self, *, rank: int, ranks: Sequence[int], group: int, rounds: int, clock: Callable[[], float]
+        self,
+        *,
+        rank: int,
+        ranks: Sequence[int],
+        group: int,
+        rounds: int,
+        clock: Callable[[], float],
+        name: str = "default",
     ) -> None:
-        """``rank`` and ``ranks`` are the endpoint's; ``rounds``: how many are kept, 0: none."""
+        """``rank`` and ``ranks`` are the endpoint's; ``rounds``: how many are kept, 0: none; ``name``: of the group."""
         self.rank = rank
         self.group = group
+        self.name = name
+        self._others: list[FlightRecorder] = []
         self._ranks = tuple(ranks)
         self._entries: deque[Entry] = deque(maxlen=rounds)
         self._clock = clock
@@ -125,20 +134,28 @@ class FlightRecorder:
         self._entries.append(entry)
         return entry
 
+    def include(self, other: FlightRecorder) -> None:
+        """Tell of another group of the same ranks as well, whose rounds run beside this one's."""
+        self._others.append(other)
+
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What is kept, oldest first; safe on any thread."""
+        """What is kept of this group, oldest first; safe on any thread."""
         return tuple(self._entries)
 
     def report(self, reason: str = "") -> dict[str, Any]:
-        """All of it as plain values, as ``to_json`` writes it."""
+        """All of it as plain values, as ``to_json`` writes it: the rounds of this group and of those that it includes, in the
+        order in which they began."""
         now = self._clock()
-        rounds = [self._plain(entry, now) for entry in self.entries]
+        recorders = [self, *self._others]
+        found = [(entry, recorder) for recorder in recorders for entry in recorder.entries]
+        found.sort(key=lambda item: item[0].began)
+        rounds = [recorder._plain(entry, now) for entry, recorder in found]
         return {
             "version": VERSION,
             "rank": self.rank,
             "ranks": list(self._ranks),
-            "group": self.group,
+            "groups": {str(recorder.group): recorder.name for recorder in recorders},
             "time": _wall(0.0),
             "reason": reason,
             "rounds": rounds,
@@ -155,20 +172,21 @@ class FlightRecorder:
         rounds, most = report["rounds"], len(report["rounds"])
         if brief:
             rounds, most = [round_ for round_ in rounds if round_["state"] != "done"], SHOWN_BRIEFLY
-        head = f"flight recorder of rank {self.rank}, group {self.group}, {report['time']}"
+        groups = ", ".join(f"group {number} ({name})" for number, name in report["groups"].items())
+        head = f"flight recorder of rank {self.rank}, {groups}, {report['time']}"
         lines = [f"{head}: {reason}" if reason else head]
         for round_ in rounds[:most]:
-            told, *messages = _lines(round_, reason)
+            told, *messages = _lines(round_, reason, grouped=len(report["groups"]) > 1)
             lines += [told, *_first(messages, SHOWN_BRIEFLY if brief else len(messages), "    ")]
         if not rounds:
             lines.append("  no rounds, or all have ended well" if brief else "  no rounds")
         return "\n".join([*lines, *_first(["  round"] * len(rounds), most, "  ")[most:]])
 
-    @staticmethod
-    def _plain(entry: Entry, now: float) -> dict[str, Any]:
+    def _plain(self, entry: Entry, now: float) -> dict[str, Any]:
         messages = [message._asdict() for message in entry.now()]
         lacking = sorted({message["peer"] for message in messages if not message["done"]})
         return {
+            "group": self.group,
             "round": entry.number,
             "call": entry.label,
             "nbytes": entry.nbytes,
@@ -184,10 +202,10 @@ class FlightRecorder:
 
 
 def write_dump(recorder: FlightRecorder, folder: Path, reason: str, number: int) -> tuple[Path, Path]:
-    """Write the text and the JSON of a recorder, the ``number``-th of this process for its group; returns where. The folder is
-    made if it is missing. Raises OSError."""
+    """Write the text and the JSON of a recorder, the ``number``-th of this process; returns where. The folder is made if it is
+    missing. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"flight-rank{recorder.rank}-group{recorder.group}-pid{os.getpid()}-{number}"
+    stem = f"flight-rank{recorder.rank}-pid{os.getpid()}-{number}"
     text, plain = folder / f"{stem}.txt", folder / f"{stem}.json"
     text.write_text(recorder.to_text(reason) + "\n")
     plain.write_text(recorder.to_json(reason) + "\n")
@@ -209,9 +227,11 @@ def _first(lines: Sequence[str], most: int, indent: str) -> list[str]:
     return [*lines[:most], *([f"{indent}and {rest} more"] if rest > 0 else [])]
 
 
-def _lines(round_: Mapping[str, Any], reason: str) -> list[str]:
-    """One round of a report: what it was, its error unless that is the report's reason, and what it lacks."""
+def _lines(round_: Mapping[str, Any], reason: str, *, grouped: bool) -> list[str]:
+    """One round of a report: what it was, its error unless that is the report's reason, and what it lacks; ``grouped``: there are
+    several groups, and it says of which it is."""
     name = "transfer" if round_["round"] < 0 else f"round {round_['round']}"
+    name += f" of group {round_['group']}" if grouped else ""
     details = [
         f"{key} {value}"
         for key, value in round_.items()

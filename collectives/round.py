@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dblp.collectives.call import Call, describe
 from dblp.collectives.carry import NOTHING
-from dblp.collectives.deadline import Deadline, deadline_error
+from dblp.collectives.deadline import Deadline, deadline_error, silent_peers
 from dblp.collectives.recorder import Entry, MessageState, runs
 from dblp.collectives.report import Report, energy_lost_share
 from dblp.collectives.staging import StagePool
@@ -35,6 +35,7 @@ from dblp.transport.message import (
     round_of,
 )
 from dblp.transport.port import Bytes
+from dblp.transport.standing import Stand, Standing
 
 if TYPE_CHECKING:
     from dblp.collectives.algorithms.incast import Incast
@@ -154,8 +155,12 @@ class Round:
         self._energies: list[tuple[float, float]] = []
         self._bounded_chunks = 0
         peers = [rank for rank in ranks if rank != endpoint.rank]
-        self._counters: RoundCounters = endpoint.begin_round(self._key, call.signature(), describe)
-        self._deadline = Deadline(endpoint, peers, timeout_s, self._expire)
+        self._peers = peers
+        self._timeout_s = timeout_s
+        self._counters: RoundCounters = endpoint.begin_round(
+            self._key, call.signature(), describe, self._standing
+        )
+        self._deadline = Deadline(endpoint, peers, timeout_s, self._expire, self._ask)
 
     def peers(self) -> list[int]:
         """The other ranks, starting behind this one, so that not all ranks turn to the same peer first."""
@@ -369,9 +374,23 @@ class Round:
             )
         return done.exception()
 
-    def _expire(self) -> None:
+    def _owed(self) -> list[_Leg]:
+        """What the round waits for: messages that come, and once all have, confirmations."""
         sending = self._receives_left == 0
-        owed = [leg for leg in self._legs if not leg.done and (leg.sending is not None) == sending]
+        return [leg for leg in self._legs if not leg.done and (leg.sending is not None) == sending]
+
+    def _standing(self) -> Standing:
+        """How this rank stands with the round, for peers that ask."""
+        waits_for = sorted({self._ranks[leg.peer] for leg in self._owed()})
+        waited_s = self.endpoint.time() - self._start
+        silent = silent_peers(self.endpoint, self._peers, self._timeout_s, waited_s)
+        return Standing(stand=Stand.WAITING, waits_for=tuple(waits_for), silent=silent)
+
+    def _ask(self) -> None:
+        self.endpoint.ask_standing(self._key, self._peers)
+
+    def _expire(self) -> None:
+        owed = self._owed()
         if not owed:  # all has come, and the caller is told in this turn of the loop
             return
         lacks: dict[int, str] = {}
@@ -380,9 +399,10 @@ class Round:
         # A later step waits for an earlier one of other ranks: who owes the earliest is to blame.
         first = min((leg.step for leg in owed), default=0)
         culprits = {self._ranks[leg.peer] for leg in owed if leg.step == first}
-        peers = [rank for rank in self._ranks if rank != self.endpoint.rank]
-        timeout_s = self._deadline.timeout_s
-        self.fail(deadline_error(self.endpoint, self.title, timeout_s, peers, lacks, culprits))
+        told = self._counters.told
+        self.fail(
+            deadline_error(self.endpoint, self.title, self._timeout_s, self._peers, lacks, culprits, told)
+        )
 
     def fail(self, error: BaseException) -> None:
         """End the round with ``error``, unless something failed before."""

@@ -19,7 +19,7 @@ from dblp.collectives.deadline import LATE_S
 from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
-from dblp.collectives.recorder import FlightRecorder, write_dump
+from dblp.collectives.recorder import write_dump
 from dblp.collectives.rendezvous import Member, Roster, new_member
 from dblp.errors import DeadlineError, PeerError
 from dblp.transport.config import TransportConfig
@@ -84,12 +84,9 @@ class Session:
             self._unwatch = watch(config.flight_signal, self.engine.loop, self.dump_flight)
 
     def dump_flight(self, reason: str) -> None:
-        """Write the flight recorder's text and JSON into the configured folder, or what did not end well to the log."""
-        for group in (self.group, *self._groups):
-            if group is self.group or group.flight_recorder.entries:
-                self._dump(group.flight_recorder, reason)
-
-    def _dump(self, recorder: FlightRecorder, reason: str) -> None:
+        """Write the flight recorder's text and JSON, of all groups, into the configured folder, or what did not end well to the
+        log."""
+        recorder = self.group.flight_recorder
         if not self.config.flight_dir:
             _log.warning("%s", recorder.to_text(reason, brief=True))
             return
@@ -110,11 +107,13 @@ class Session:
         """The same, waiting for the result."""
         return self.engine.run(lambda: self._begin(what, timeout_s, call))
 
-    def new_group(self) -> Group:
-        """Another group of the same ranks, whose rounds are numbered by themselves; all ranks make theirs in the same order."""
+    def new_group(self, name: str = "unnamed") -> Group:
+        """Another group of the same ranks, whose rounds are numbered by themselves; all ranks make theirs in the same order.
+        ``name``: what the flight recorder calls it, which tells of it together with the first."""
 
         async def make() -> Group:
-            group = Group(self.endpoint, group_id=1 + len(self._groups))
+            group = Group(self.endpoint, group_id=1 + len(self._groups), name=name)
+            self.group.flight_recorder.include(group.flight_recorder)
             group.on_failure = self._on_failure
             self._groups.append(group)
             return group
@@ -130,6 +129,9 @@ class Session:
         if self.engine.alive:
             self.engine.remove_closer(self._token)
             self.engine.run(lambda: self._leave(linger_s))
+        elif self.engine.owned:  # its thread died: nothing runs there any more, but the sockets are open
+            self.endpoint.port.close()
+            self._cleanup()
         release_engine(self.engine)
 
     def _join(self, config: TransportConfig, meet: Meet, port: Port) -> None:

@@ -6,7 +6,7 @@ Four verbs: ``receive_burst(batch, now=)``, ``bursts_to_send(now=)``, ``next_tim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import (
+    STEP_BITS,
     MessageSpec,
     OnChunks,
     OnScattered,
@@ -38,6 +39,7 @@ from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, Drop, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
+from dblp.transport.standing import Standing, decode_state, encode_state
 from dblp.transport.wire import Type
 
 CREDIT_SHARE = 0.8
@@ -130,10 +132,16 @@ class Core:
 
     # --- what the collectives ask for
 
-    def begin_round(self, key: int, signature: bytes, describe: Callable[[bytes], str]) -> RoundCounters:
+    def begin_round(
+        self,
+        key: int,
+        signature: bytes,
+        describe: Callable[[bytes], str],
+        standing: Callable[[], Standing] | None = None,
+    ) -> RoundCounters:
         """See ``interface.EndpointLike.begin_round``."""
         self._check_alive()
-        round_ = self.rounds.begin(key, signature, describe)
+        round_ = self.rounds.begin(key, signature, describe, standing)
         self._posted[key] = []
         for peer, opened in self._early_opens.pop(key, ()):
             self._compare(round_, peer, opened)
@@ -231,6 +239,13 @@ class Core:
         for peer in peers:
             if peer in self.senders:
                 self.senders[peer].queue_control(Control(Type.PING, 0))
+
+    def ask_standing(self, key: int, peers: Collection[int]) -> None:
+        """See ``interface.EndpointLike.ask_standing``."""
+        if key in self.rounds.active:
+            payload = encode_state(self.rounds.standing(key), asks=True)
+            for peer in peers:
+                self.senders[peer].queue_question(Control(Type.STATE, key << STEP_BITS, payload))
 
     def fail(self, error: Exception, *, tell: bool) -> None:
         """Poison: every pending message ends with ``error``; peers are told if ``tell``."""
@@ -480,6 +495,8 @@ class Core:
             self._on_close(peer)
         elif type_ == Type.CLOSING:
             self.closing.add(peer)
+        elif type_ == Type.STATE:
+            self._on_state(peer, header[8], payload)
 
     def _on_open(self, peer: int, receiver: PeerReceiver, message_id: int, now: float) -> None:
         message = receiver.messages.get(message_id)
@@ -497,6 +514,19 @@ class Core:
             self._compare_spec(peer, message)
         if message is not None and self.failed is None:
             receiver.check(message, now)
+
+    def _on_state(self, peer: int, message_id: int, payload: bytes) -> None:
+        decoded = decode_state(payload)
+        if decoded is None:
+            self.drops[Drop.PAYLOAD] += 1
+            return
+        standing, asks = decoded
+        round_ = self.rounds.active.get(round_of(message_id))
+        if round_ is not None:
+            round_.counters.told[peer] = standing
+        if asks:
+            answer = encode_state(self.rounds.standing(round_of(message_id)), asks=False)
+            self.senders[peer].queue_question(Control(Type.STATE, message_id, answer))
 
     def _on_abort(self, peer: int, payload: bytes) -> None:
         self.gone.add(peer)

@@ -29,6 +29,7 @@ from dblp.transport.message import (
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathState
 from dblp.transport.port import Address, Burst, Bytes, Port, Slab
+from dblp.transport.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -253,10 +254,14 @@ class Endpoint:
         return self._now()
 
     def begin_round(
-        self, round_key: int, signature: bytes, describe: Callable[[bytes], str]
+        self,
+        round_key: int,
+        signature: bytes,
+        describe: Callable[[bytes], str],
+        standing: Callable[[], Standing] | None = None,
     ) -> RoundCounters:
         """See ``interface.EndpointLike.begin_round``."""
-        return self.core.begin_round(round_key, signature, describe)
+        return self.core.begin_round(round_key, signature, describe, standing)
 
     def end_round(self, round_key: int) -> None:
         """See ``interface.EndpointLike.end_round``."""
@@ -318,6 +323,11 @@ class Endpoint:
     def ping(self, peers: Collection[int]) -> None:
         """Ask the peers for a sign of life."""
         self.core.ping(list(peers))
+        self.pump_soon()
+
+    def ask_standing(self, round_key: int, peers: Collection[int]) -> None:
+        """See ``interface.EndpointLike.ask_standing``."""
+        self.core.ask_standing(round_key, peers)
         self.pump_soon()
 
     def fail(self, error: Exception) -> None:

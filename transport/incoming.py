@@ -21,9 +21,9 @@ class Incoming:
     """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
 
     __slots__ = (
-        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "ended", "got", "grant_limit", "have", "high", "id",
-        "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at", "per_chunk", "sink", "spec",
-        "width",
+        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
+        "have", "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at",
+        "per_chunk", "sink", "spec", "width",
     )  # fmt: skip
 
     def __init__(self, message: int, now: float) -> None:
@@ -43,6 +43,7 @@ class Incoming:
             tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]
         ] = []  # chunks, rows, class
         self.early_bytes = 0
+        self.early_chunks: set[int] = set()  # the indices in ``early``
         self.grant_limit = 0
         self.ended = False
         self.closed = False

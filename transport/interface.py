@@ -24,6 +24,7 @@ from dblp.transport.message import (
 )
 from dblp.transport.paths.peer_paths import PathState
 from dblp.transport.port import Bytes
+from dblp.transport.standing import Standing
 
 
 class Sending(Protocol):
@@ -80,12 +81,16 @@ class EndpointLike(Protocol):
         """Seconds on the loop's clock (virtual under the simulator)."""
 
     def begin_round(
-        self, round_key: int, signature: bytes, describe: Callable[[bytes], str]
+        self,
+        round_key: int,
+        signature: bytes,
+        describe: Callable[[bytes], str],
+        standing: Callable[[], Standing] | None = None,
     ) -> RoundCounters:
         """Announce a round (``message.round_of``) before its messages are posted. ``signature`` (at most 32 bytes) must be
         equal on all ranks of the round; where a peer's differs, every receive of the round raises
-        MismatchError, worded with ``describe`` of both signatures; or this call does, if the peer was first. Returns the
-        round's counters, live."""
+        MismatchError, worded with ``describe`` of both signatures; or this call does, if the peer was first.
+        ``standing()``: how this rank stands with the round, for peers that ask. Returns the round's counters, live."""
 
     def end_round(self, round_key: int) -> None:
         """The round is over here, well or badly: forget its messages; what comes late is dropped and counted."""
@@ -128,6 +133,10 @@ class EndpointLike(Protocol):
 
     def ping(self, peers: Collection[int]) -> None:
         """Ask the peers for a sign of life: a living peer's ``silence`` falls within a round trip."""
+
+    def ask_standing(self, round_key: int, peers: Collection[int]) -> None:
+        """Tell peers how this rank stands with a round that is under way, and ask the same of them: what they say is in the
+        round's counters (``told``) a round trip later."""
 
     def fail(self, error: Exception) -> None:
         """Poison the endpoint: every pending send and receive raises ``error``, later calls raise ClosedError with its

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from dblp.errors import ConfigError
 from dblp.transport.policy import MAX_CRITICAL_SHARE, Stop
 from dblp.transport.port import CLASSES
+
+if TYPE_CHECKING:
+    from dblp.transport.standing import Standing
 
 GROUP_BITS, ROUND_BITS, STEP_BITS = 16, 32, 16
 
@@ -149,3 +152,5 @@ class RoundCounters:
     chunks_duplicate: int = 0
     bytes_sent: int = 0
     extra: dict[str, float] = field(default_factory=dict)
+    told: dict[int, Standing] = field(default_factory=dict)
+    """How the peers stand with the round, where they were asked (``EndpointLike.ask_standing``)."""

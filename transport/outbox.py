@@ -16,13 +16,16 @@ from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.peer_paths import PeerPaths
 from dblp.transport.port import Bytes
-from dblp.transport.send_path import HEAVY_LOSS, SendPath
+from dblp.transport.send_path import HEAVY_LOSS, MAX_PROBE_GAP_S, SendPath
 from dblp.transport.wire import Type
 
 CLEAN_LOSS = 0.5
 """Datagrams lost lately (a decaying count) below which a path is clean: the last burst says itself that it is the last."""
 INLINE_QUEUE = 32
 """Control that waits to leave, above which messages of one chunk wait for their turn as others do."""
+BLOCKED_SHARE = 0.125
+"""Distance of the questions of a blocked sender, as a share of how long it has been blocked: a lost grant costs no more than
+that, and a peer that comes to its receive minutes later is asked once in ``MAX_PROBE_GAP_S``."""
 
 
 class Outbox:
@@ -47,6 +50,7 @@ class Outbox:
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self.active_ids: set[int] = set()
         self.early_bytes = config.early_bytes
+        self.blocked_at = float("inf")  # since when no chunk could leave for want of a grant
         self._rank = rank
         self._session = session
         self._ended_below = watermark
@@ -78,6 +82,7 @@ class Outbox:
         if any(path.heavy_share > HEAVY_LOSS for path in self.paths):
             out.hurry()
         self._allow_early(out)
+        self.blocked_at = float("inf")  # its first grant may be lost: asked for soon
         self.messages[message] = out
         if self.several is not None:
             self.several.choice.on_started(out)
@@ -177,6 +182,8 @@ class Outbox:
                     space.flights = deque(flight for flight in space.flights if flight.message is not message)
 
     def grant(self, message: Outgoing, limit: int) -> None:
+        if limit > message.limit:
+            self.blocked_at = float("inf")
         if not message.granted:
             message.granted = True
             self.early_bytes += message.limit * message.spec.chunk_bytes
@@ -198,6 +205,11 @@ class Outbox:
             path = self._main
             self.control.extend(control.copy() for _ in range(path.question_copies() - 1))
 
+    def queue_question(self, control: Control) -> None:
+        """Let a control datagram leave that is not repeated by itself: in copies where much is lost."""
+        self.control.append(control)
+        self.control.extend(control.copy() for _ in range(self._main.question_copies() - 1))
+
     def final_pending(self, message_id: int) -> bool:
         """A FINAL of this message waits to leave or to be acknowledged."""
         queued = any(c.type is Type.FINAL and c.message == message_id for c in self.control)
@@ -208,14 +220,19 @@ class Outbox:
         )
 
     def arm_if_blocked(self, now: float) -> None:
-        """Probe in time if chunks wait for a grant while nothing is in flight that would be answered."""
+        """Probe in time if chunks wait for a grant while nothing is in flight that would be answered. A grant may have been lost,
+        or there is none for long, as from a peer that comes to its receive later: the longer it takes, the rarer the
+        questions."""
         path = self._main
         if (
             self.messages
             and path.probe_at == float("inf")
             and any(m.blocked() for m in self.messages.values())
         ):
+            self.blocked_at = min(self.blocked_at, now)
             path.arm_probe(now)
+            gap = min(BLOCKED_SHARE * (now - self.blocked_at), MAX_PROBE_GAP_S)
+            path.probe_at = max(path.probe_at, now + gap)
 
     def end_again(self, message: Outgoing | None, path: SendPath) -> None:
         """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and where

@@ -56,6 +56,8 @@ MAX_TOMBSTONES = 8192
 acknowledged in any case, so the oldest may go: groups without watermarks (point to point) would keep all of them."""
 EARLY_SLACK_BYTES = 160 * 1024
 """What a peer may send early beyond ``early_bytes``: a burst, so that a message that fits but for its end needs no grant."""
+EARLY_CHUNK_BYTES = 64
+"""Memory that a chunk which is held early is charged with beside its bytes, for its index and its row."""
 MAX_MESSAGES = 4096
 """Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
 
@@ -377,6 +379,7 @@ class PeerReceiver:
         self, message: Incoming
     ) -> list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], int]]:
         early, message.early = message.early, []
+        message.early_chunks.clear()
         self.early_bytes -= message.early_bytes
         message.early_bytes = 0
         return early
@@ -395,12 +398,21 @@ class PeerReceiver:
         rows: npt.NDArray[np.uint8],
         cls: int,
     ) -> bool:
-        cost = int(rows.size) + 64 * len(chunks)
-        # An eighth above the pool's nominal size: duplicates of early chunks are held too until they can be told apart.
+        fresh = set(chunks.tolist()) - message.early_chunks
+        if len(fresh) < len(
+            chunks
+        ):  # copies, or repeats of what is held: they would fill the pool, and what lacks be refused
+            self._note_duplicates(message.id, len(chunks) - len(fresh), Drop.DUPLICATE)
+            if not fresh:
+                return True
+            chunks, rows = _only(chunks, rows, fresh)
+        cost = int(rows.size) + EARLY_CHUNK_BYTES * len(chunks)
+        # An eighth above the pool's nominal size, for what is charged beside the chunks' bytes.
         if self.early_bytes + cost > self.config.early_bytes * 1.125 + EARLY_SLACK_BYTES:
             self._drops[Drop.EARLY_FULL] += len(chunks)
             return False
         message.early.append((chunks, rows.copy(), cls))
+        message.early_chunks |= fresh
         message.early_bytes += cost
         self.early_bytes += cost
         return True
@@ -663,6 +675,15 @@ class PeerReceiver:
         for message in list(self.messages.values()):
             if message.may_miss and message.sink is not None:
                 self._finish_if_complete(message, now)
+
+
+def _only(
+    chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], wanted: set[int]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """Of chunks and their rows those that are wanted, ascending, each once."""
+    chunks, places = np.unique(chunks, return_index=True)
+    keep = np.isin(chunks, np.fromiter(wanted, np.uint32, len(wanted)))
+    return chunks[keep], rows[places[keep]]
 
 
 _U64 = np.dtype(np.uint64)

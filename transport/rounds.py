@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from dblp.transport.message import ROUND_BITS, RoundCounters
+from dblp.transport.standing import Stand, Standing, not_called
 
 ANY_ORDER_BIT = 1 << 15
 """Groups with this bit (point to point) begin their rounds in any order, so no watermark speaks for them."""
@@ -22,10 +23,17 @@ def in_order(key: int) -> bool:
 class Round:
     """A round that is under way here."""
 
-    __slots__ = ("counters", "describe", "key", "signature")
+    __slots__ = ("counters", "describe", "key", "signature", "standing")
 
-    def __init__(self, key: int, signature: bytes, describe: Callable[[bytes], str]) -> None:
+    def __init__(
+        self,
+        key: int,
+        signature: bytes,
+        describe: Callable[[bytes], str],
+        standing: Callable[[], Standing] | None,
+    ) -> None:
         self.key = key
+        self.standing = standing
         self.signature = signature
         self.describe = describe
         self.counters = RoundCounters()
@@ -47,9 +55,15 @@ class RoundBook:
         self._groups: dict[int, _Group] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
 
-    def begin(self, key: int, signature: bytes, describe: Callable[[bytes], str]) -> Round:
+    def begin(
+        self,
+        key: int,
+        signature: bytes,
+        describe: Callable[[bytes], str],
+        standing: Callable[[], Standing] | None = None,
+    ) -> Round:
         """A round begins; rounds of a group begin in ascending order (but for ``ANY_ORDER_BIT`` groups)."""
-        round_ = self.active[key] = Round(key, signature, describe)
+        round_ = self.active[key] = Round(key, signature, describe, standing)
         group = self._groups.setdefault(key >> ROUND_BITS, _Group())
         number = key & _ROUND_MASK
         group.active[number] = None
@@ -76,6 +90,15 @@ class RoundBook:
             return key in self._ended
         group = self._groups.get(number)
         return group is not None and (key & _ROUND_MASK) < group.top
+
+    def standing(self, key: int) -> Standing:
+        """How this rank stands with a round, whether or not it has begun."""
+        round_ = self.active.get(key)
+        if round_ is not None and round_.standing is not None:
+            return round_.standing()
+        if self.over(key):
+            return Standing(stand=Stand.OVER)
+        return not_called(other.standing() for other in self.active.values() if other.standing is not None)
 
     def watermark(self, group_id: int) -> int:
         """All rounds of the group below this number have ended here; 0 says nothing."""

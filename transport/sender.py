@@ -67,7 +67,8 @@ class PeerSender:
         # The parts' own methods, so that no call stands between: some are made for each burst.
         self.send, self.drop_round = outbox.send, outbox.drop_round
         self.fail, self.idle = outbox.fail, outbox.idle
-        self.queue_control, self.final_pending = outbox.queue_control, outbox.final_pending
+        self.queue_control, self.queue_question = outbox.queue_control, outbox.queue_question
+        self.final_pending = outbox.final_pending
         self.arm_if_blocked = outbox.arm_if_blocked
         self.next_burst = self._departure.next_burst
         self.on_left = self._silence.on_left

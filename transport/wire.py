@@ -136,6 +136,10 @@ class Type(enum.IntEnum):
     REFUSE = 12, "Handshake: why not (version, session, world size)."
     LEFT = 13, "The sender gets no answer on some paths, and uses others: a hint to do the same."
     CLOSING = 14, "The sender posts no more receives, and stays only until what it sent is acknowledged."
+    STATE = (
+        15,
+        "How the sender stands with a late round: whether it has called it, and for which ranks it waits.",
+    )
 
 
 class Header(NamedTuple):

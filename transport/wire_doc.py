@@ -9,7 +9,7 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 
-from dblp.transport import handshake, wire
+from dblp.transport import handshake, standing, wire
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES
 from dblp.transport.wire import Field, Type
 
@@ -50,6 +50,7 @@ _TAILS = {
     "OPEN": "The signature follows, at most 32 bytes: the collective and all of its arguments that the ranks must agree on. What "
     "is left of the payload is the message itself, `nbytes` long: a message of one chunk that fits comes so, without any DATA.",
     "FEEDBACK": "Then `grants` of these:",
+    "STATE": "Then the ranks of both lists, 2 bytes each. The message id names the round.",
     "FINAL": "Then this part of the bitmap: bit i of byte j says that chunk 8 j + i of the part was counted.",
 }
 
@@ -78,6 +79,9 @@ def page() -> str:
             _TAILS["FINAL"] + "\n",
             "## LEFT\n",
             _field_table(wire.LEFT_FIELDS, "<"),
+            "## STATE\n",
+            _field_table(standing.STATE_FIELDS, "<"),
+            _TAILS["STATE"] + "\n",
             "## ABORT\n",
             _key_table(wire.ABORT_KEYS),
             "## HELLO, RETRY, WELCOME, REFUSE\n",

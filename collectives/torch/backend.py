@@ -36,9 +36,12 @@ from dblp.collectives.torch.meeting import device_types, inner_backend, master_o
 from dblp.collectives.torch.monitor import monitored_barrier
 from dblp.collectives.torch.operations import op_name, premultiply, stage_operand
 from dblp.collectives.torch.overloads import overloaded
+from dblp.collectives.torch.segments import SegmentedReduction
 from dblp.collectives.torch.sparse import SparseReduction
+from dblp.collectives.torch.staging import Accelerator, cutter_of, take_departures
 from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
 from dblp.collectives.torch.tracing import traced
+from dblp.collectives.torch.turns import Turns
 from dblp.collectives.torch.work import DblpWork, JoinedWork, keep_if_small
 from dblp.errors import UnsupportedError
 from dblp.transport.config import TransportConfig
@@ -74,6 +77,7 @@ class DblpProcessGroup(dist.ProcessGroup):
         self._sequence = 0
         self._barriers = 0
         self._coalescing = threading.local()
+        self._turns = Turns()
         self.session = Session(
             config,
             meet_by_store(store, rank, world_size, config.connect_timeout_s),
@@ -448,6 +452,7 @@ class DblpProcessGroup(dist.ProcessGroup):
         inner = inner_backend(self._store, self._rank_here, self._world_size_here, self._timeout)
         if inner is None:
             return
+        self._inner = inner  # so that a fork can keep it from its destructor
         kind = dist.ProcessGroup.BackendType.CUSTOM
         for device in device_types():
             self._register_backend(device, kind, inner)
@@ -467,14 +472,23 @@ class DblpProcessGroup(dist.ProcessGroup):
         opts: Any,
         outputs: Tensors | None = None,
     ) -> DblpWork:
-        """Start ``call`` on the engine; ``results`` are copied back where they were staged."""
-        timeout_s = self._seconds(opts)
+        """Start ``call`` on the engine; ``results`` are copied back where they were staged. What this thread has staged since its
+        last call has to arrive before it begins."""
+        timeout_s, departures, turns = self._seconds(opts), take_departures(), self._turns
         restore = (lambda: restore_all(results)) if any(item.copied for item in results) else None
         if outputs is None:
             outputs = [item.tensor for item in results]
-        work = DblpWork(what, timeout_s, outputs, restore)
+
+        def start(group: Group) -> Awaitable[Any]:
+            return turns.start(departures, lambda: call(group, timeout_s))
+
+        return self._submit(what, timeout_s, start, DblpWork(what, timeout_s, outputs, restore))
+
+    def _submit(
+        self, what: str, timeout_s: float, start: Callable[[Group], Awaitable[Any]], work: DblpWork
+    ) -> DblpWork:
         self._sequence += 1
-        self.session.submit(what, timeout_s, lambda group: call(group, timeout_s), work.finish)
+        self.session.submit(what, timeout_s, start, work.finish)
         coalescing = getattr(self._coalescing, "works", None)
         if coalescing is not None:
             coalescing.append(work)
@@ -491,10 +505,24 @@ class DblpProcessGroup(dist.ProcessGroup):
             if tensor.layout != torch.strided:
                 works.append(self._allreduce_sparse(tensor, name, opts))
                 continue
+            if (accelerator := cutter_of(tensor)) is not None:
+                works.append(self._allreduce_segments(what, accelerator, tensor, op, opts))
+                continue
             item = stage_operand(tensor, op)
             works.append(self._start(what, _all_reduce_call(item, name), [item], opts))
             keep_if_small(works[-1], tensor)
         return self._one(what, works)
+
+    def _allreduce_segments(
+        self, what: str, accelerator: Accelerator, tensor: torch.Tensor, op: Any, opts: Any
+    ) -> DblpWork:
+        reduction = SegmentedReduction(accelerator, tensor, op)
+        timeout_s, turns = self._seconds(opts), self._turns
+
+        def start(group: Group) -> Awaitable[Any]:
+            return turns.take(lambda: reduction.begin(group, timeout_s))
+
+        return self._submit(what, timeout_s, start, DblpWork(what, timeout_s, [tensor], reduction.restored))
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> DblpWork:
         reduction = SparseReduction(tensor, op, self._world_size_here)

@@ -69,7 +69,7 @@ class ModelCompression:
         self._pg = group
         self._sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
         self._compression = Compression(method, offload=threads.run)
-        self._group = group.session.new_group()
+        self._group = group.session.new_group("compression")
         self._parts = BucketParts()
 
     @property

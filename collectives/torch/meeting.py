@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,7 @@ from torch._C import _distributed_c10d as c10d
 from dblp.collectives.engine import Engine
 from dblp.collectives.rendezvous import Member, Roster, rendezvous_by_store
 from dblp.collectives.session import Meet
+from dblp.errors import DblpError, HandshakeError
 from dblp.transport.port import Address
 
 _log = logging.getLogger("dblp.torch")
@@ -31,14 +34,23 @@ def master_of(store: Any) -> Address | None:
 
 
 def meet_by_store(store: Any, rank: int, world_size: int, timeout_s: float) -> Meet:
-    """The ranks exchange their addresses through ``store``."""
+    """The ranks exchange their addresses through ``store``. Meeting raises what ``rendezvous_by_store`` raises, and
+    HandshakeError if the store does not answer."""
     master = master_of(store)
     place = f"{master.host}:{master.port}" if master is not None else "the group's store"
 
     def meet(engine: Engine, member: Callable[[int], Member]) -> Roster:
-        return rendezvous_by_store(
-            store, member, rank=rank, world_size=world_size, timeout_s=timeout_s, place=place
-        )
+        try:
+            return rendezvous_by_store(
+                store, member, rank=rank, world_size=world_size, timeout_s=timeout_s, place=place
+            )
+        except DblpError:  # some are OSErrors, as timeouts are
+            raise
+        except (RuntimeError, OSError) as error:  # of torch's stores
+            raise HandshakeError(
+                f"rank {rank} of {world_size}: the store at {place} does not answer ({error}); is the process that serves it "
+                "(torchrun's agent, or rank 0) alive, and its port open to this host?"
+            ) from error
 
     return meet
 
@@ -55,7 +67,9 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
         options._timeout = timeout
         options._threads = 1
-        return c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
+        inner = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
+        _inner.add(inner)
+        return inner
     except (
         RuntimeError,
         TypeError,
@@ -63,6 +77,19 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
     ) as error:  # no lazy devices in this torch, or no host name
         _log.debug("no gloo group behind the dblp group: %s", error)
         return None
+
+
+_inner: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The gloo groups of this process."""
+
+
+def _keep_in_fork() -> None:
+    """A fork has none of gloo's threads, and the destructor, which joins them, would end the process: there it never runs."""
+    for inner in list(_inner):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+os.register_at_fork(after_in_child=_keep_in_fork)
 
 
 def device_types() -> list[torch.device]:

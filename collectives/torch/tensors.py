@@ -1,8 +1,9 @@
 """Tensors as numpy arrays: views where memory allows it, staged copies where not.
 
-A contiguous tensor in host memory is worked on in place. What is not (strided, on a GPU, lazily conjugated)
-is copied to a contiguous host array first and copied back by ``restore``. numpy has no bfloat16: such arrays
-are uint16 and carry ``dtype="bfloat16"`` beside them.
+A contiguous tensor in host memory is worked on in place. What is not (strided, lazily conjugated) is copied to a contiguous
+host array first and copied back by ``restore``; what is on a GPU is copied beside the caller (``staging``), and the array has
+its content once that copy has ended. numpy has no bfloat16: such arrays are uint16 and carry ``dtype="bfloat16"`` beside
+them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dblp.collectives.torch import staging
+from dblp.collectives.torch.staging import Accelerator, Arrival
 from dblp.errors import ConfigError, UnsupportedError
 
 Array = npt.NDArray[Any]
@@ -55,24 +58,36 @@ class Staged:
     """``"bfloat16"`` where ``array`` is uint16 in its stead, else None."""
     copied: bool
     """True if ``array`` is a copy: results must be copied back."""
+    accelerator: Accelerator | None = None
+    """What copies it, if the tensor is on a device."""
+    host: torch.Tensor | None = None
+    """The pinned memory of ``array`` then."""
 
-    def restore(self) -> None:
-        """Copy the array's content into the tensor, where the array is not the tensor's own memory."""
-        if self.copied:
-            source = torch.from_numpy(self.array)
-            if source.dtype != self.tensor.dtype:
-                source = source.view(self.tensor.dtype)
-            self.tensor.detach().copy_(source)
+    def restore(self) -> Arrival | None:
+        """Copy the array's content into the tensor, where the array is not the tensor's own memory; to a device the copy is only
+        queued."""
+        if not self.copied:
+            return None
+        if self.accelerator is not None and self.host is not None:
+            return Arrival(self.accelerator, self.accelerator.copy_back(self.tensor.detach(), self.host))
+        source = torch.from_numpy(self.array)
+        if source.dtype != self.tensor.dtype:
+            source = source.view(self.tensor.dtype)
+        self.tensor.detach().copy_(source)
+        return None
 
 
 def stage(tensor: torch.Tensor, *, arithmetic: bool = False, private: bool = False) -> Staged:
     """The host array of a tensor.
 
     ``arithmetic``: the array will be reduced, so its dtype must be one that reductions know. ``private``:
-    always copy, for inputs that the caller may not see changed. Raises UnsupportedError for sparse, quantised
-    and meta tensors, and for dtypes that cannot be reduced.
+    always copy, for inputs that the caller may not see changed. A copy from a device has only been queued when
+    it returns, and noted (``staging.take_departures``). Raises UnsupportedError for sparse, quantised and meta
+    tensors, and for dtypes that cannot be reduced.
     """
     _check(tensor, arithmetic)
+    if (accelerator := staging.accelerators.of(tensor)) is not None:
+        return _stage_device(accelerator, tensor)
     host = tensor.detach()
     if host.device.type != "cpu":
         host = host.to("cpu")
@@ -90,10 +105,17 @@ def stage_all(tensors: Iterable[torch.Tensor], *, arithmetic: bool = False) -> l
     return [stage(tensor, arithmetic=arithmetic) for tensor in tensors]
 
 
-def restore_all(staged: Iterable[Staged]) -> None:
-    """``restore`` for each."""
-    for item in staged:
-        item.restore()
+def restore_all(staged: Iterable[Staged]) -> Arrival | None:
+    """``restore`` for each; the last of the copies that were only queued, which are made in their order."""
+    arrivals = [item.restore() for item in staged]
+    return next((arrival for arrival in reversed(arrivals) if arrival is not None), None)
+
+
+def _stage_device(accelerator: Accelerator, tensor: torch.Tensor) -> Staged:
+    source = tensor.detach().resolve_conj().resolve_neg()
+    host = staging.depart(accelerator, source)
+    array, dtype = _as_array(host)
+    return Staged(tensor, array, dtype, True, accelerator, host)
 
 
 def is_floating(tensor: torch.Tensor) -> bool:

@@ -25,6 +25,7 @@ from torch.futures import Future
 
 from dblp.collectives.engine import at_exit
 from dblp.collectives.report import Report
+from dblp.collectives.torch.staging import Arrival, Restore, current
 from dblp.errors import DeadlineError
 
 GRACE_SECONDS = 5.0
@@ -43,9 +44,10 @@ class DblpWork(c10d.Work):
         what: str,
         timeout_s: float,
         outputs: Sequence[torch.Tensor],
-        restore: Callable[[], None] | None = None,
+        restore: Restore | None = None,
     ) -> None:
         super().__init__()
+        self._arrival: Arrival | None = None  # of what was copied back to a device
         self.report: Report | None = None
         self.source = -1
         self._what = what
@@ -91,6 +93,8 @@ class DblpWork(c10d.Work):
             raise dist.DistBackendError(f"dblp: {self._what}: {_timed_out(limit)} in wait(): it goes on")
         self._gate.release()
         self._raise_error()
+        if self._arrival is not None:
+            self._arrival.join()
         return True
 
     def get_future(self) -> Future[list[torch.Tensor]]:
@@ -131,7 +135,7 @@ class DblpWork(c10d.Work):
     def _restore_and_end(self) -> None:
         try:
             assert self._restore is not None
-            self._restore()
+            self._arrival = self._restore()
         except Exception as error:
             self._error = error
         self._end()
@@ -145,7 +149,12 @@ class DblpWork(c10d.Work):
             before_end()
         self._gate.release()
         if base is not None:
-            completer.submit(lambda: base.set_result(None))
+            completer.submit(lambda: self._complete(base))
+
+    def _complete(self, base: Future[None]) -> None:
+        """Under the stream of the copy back: torch has the callbacks' streams wait for what is queued on the current one."""
+        with current(self._arrival):
+            base.set_result(None)
 
     def _make_future(self) -> None:
         devices = sorted({str(tensor.device) for tensor in self._outputs if tensor.device.type != "cpu"})
@@ -154,7 +163,7 @@ class DblpWork(c10d.Work):
         base: Future[None] = Future(devices=[torch.device(name) for name in devices] or None)
         self._future = base.then(self._value)
         if self._ended:
-            base.set_result(None)
+            self._complete(base)
         else:
             self._base = base
 
@@ -179,7 +188,7 @@ class JoinedWork(DblpWork):
         timeout_s: float,
         works: Sequence[c10d.Work],
         outputs: Sequence[torch.Tensor] | None = None,
-        restore: Callable[[], None] | None = None,
+        restore: Restore | None = None,
     ) -> None:
         """``outputs``: if not those of the works; ``restore()`` is called when all works have ended well."""
         if outputs is None:
@@ -199,6 +208,8 @@ class JoinedWork(DblpWork):
             if self._left:
                 return
         failed = [work.exception() for work in self._works if not work.is_success()]
+        arrivals = [work._arrival for work in self._works if isinstance(work, DblpWork)]
+        self._arrival = next((arrival for arrival in reversed(arrivals) if arrival is not None), None)
         self.finish(None, failed[0] if failed else None)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tests.torch.conftest import Ranks
-from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, RESULT, STORE_GONE, TIMEOUT_S
+from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, GROUP_CALLS, RESULT, STORE_GONE, TIMEOUT_S
 
 WORLD_SIZE = 3
 VICTIM = WORLD_SIZE - 1
@@ -27,13 +27,17 @@ LIMIT_S = TIMEOUT_S + 2.0
 DIES = ("killed", "stopped")
 """Faults that the victim itself does not live to tell."""
 INDEPENDENT = {
-    *itertools.product(("reduce", "gather"), ("killed", "stopped", "cut off", "unheard", "deaf"), (1,)),
+    *itertools.product(("reduce", "gather"), FAULTS, (1,)),
+    *itertools.product(("a new group", "init again"), ("engine died",), range(WORLD_SIZE)),
+    ("destroy", "engine died", VICTIM),
     ("barrier", "deaf", 0),
     ("barrier", "deaf", 1),
     ("barrier", "unheard", 2),
 }
 """(call, fault, rank) that may end well: what is reduced or gathered at rank 0 needs nothing of another at rank 1, and who has
-heard from all that they are at the barrier may pass it."""
+heard from all that they are at the barrier may pass it. Where a new group is made, a rank whose engine died gets a new one."""
+NEEDS_STORE = ("a new group", "init again")
+"""Calls that must say that the store is gone."""
 CELL_TIMEOUT_S = 180.0
 """After which the processes of a cell are aborted: it fails."""
 
@@ -50,7 +54,7 @@ class Cell:
     @property
     def row(self) -> str:
         """What is called and how it waits."""
-        return self.call if self.call in DDP_CALLS else f"{self.call}, {'async' if self.wait else 'blocking'}"
+        return f"{self.call}, {'async' if self.wait else 'blocking'}" if self.call in CALLS else self.call
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Verdict:
 
 def cells() -> list[Cell]:
     """All of them."""
-    calls = [(call, False) for call in (*CALLS, *DDP_CALLS)] + [(call, True) for call in CALLS]
+    calls = [(call, False) for call in (*CALLS, *DDP_CALLS, *GROUP_CALLS)] + [(call, True) for call in CALLS]
     return [
         Cell(call, fault, wait) for (call, wait), fault in itertools.product(calls, [*FAULTS, STORE_GONE])
     ]
@@ -107,7 +111,10 @@ def _complaints(cell: Cell, rank: int, error: str, seconds: float) -> Iterable[s
     if seconds > LIMIT_S:
         yield f"took {seconds:.2f} s"
     if cell.fault == STORE_GONE:
-        if error:
+        if cell.call in NEEDS_STORE:
+            if "store" not in error:
+                yield f"does not say that the store is gone: {error}"
+        elif error:
             yield f"failed though the store is not needed: {error}"
     elif not error:
         if (cell.call, cell.fault, rank) not in INDEPENDENT:

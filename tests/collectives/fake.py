@@ -30,6 +30,7 @@ from dblp.transport.message import (
 )
 from dblp.transport.paths.peer_paths import PathState
 from dblp.transport.port import Bytes
+from dblp.transport.standing import Stand, Standing, not_called
 
 DETACH_BYTES = 256 * 1024
 EARLY_CHUNKS = 8
@@ -175,6 +176,7 @@ class FakeEndpoint:
         self.outgoing: list[Outgoing] = []
         self.incoming: dict[tuple[int, int], Incoming] = {}
         self.rounds: dict[int, tuple[bytes, Callable[[bytes], str], RoundCounters]] = {}
+        self.standings: dict[int, Callable[[], Standing]] = {}
         self.over: set[int] = set()
         self.silence_of: dict[int, float] = {}
         self.missing: dict[tuple[int, int], list[int]] = {}
@@ -188,9 +190,15 @@ class FakeEndpoint:
         return asyncio.get_running_loop().time()
 
     def begin_round(
-        self, round_key: int, signature: bytes, describe: Callable[[bytes], str]
+        self,
+        round_key: int,
+        signature: bytes,
+        describe: Callable[[bytes], str],
+        standing: Callable[[], Standing] | None = None,
     ) -> RoundCounters:
         self._check()
+        if standing is not None:
+            self.standings[round_key] = standing
         assert len(signature) <= 32 and round_key not in self.rounds and round_key not in self.over
         self.rounds[round_key] = (signature, describe, RoundCounters())
         return self.rounds[round_key][2]
@@ -198,6 +206,7 @@ class FakeEndpoint:
     def end_round(self, round_key: int) -> None:
         assert round_key in self.rounds
         del self.rounds[round_key]
+        self.standings.pop(round_key, None)
         self.over.add(round_key)
         for out in [out for out in self.outgoing if round_of(out.message) == round_key]:
             settled = out.done.done() or out.detached or self.failed is not None
@@ -276,6 +285,23 @@ class FakeEndpoint:
         for peer in peers:
             if not self.net.endpoints[peer].dead:
                 self.silence_of[peer] = 0.0
+
+    def ask_standing(self, round_key: int, peers: Collection[int]) -> None:
+        """Told at once and in full, so only what the caller makes of it is tested here."""
+        mine = self.standing_of(round_key)
+        for peer in peers:
+            endpoint = self.net.endpoints[peer]
+            if not self.dead and not endpoint.dead:
+                if round_key in endpoint.rounds:
+                    endpoint.rounds[round_key][2].told[self.rank] = mine
+                self.rounds[round_key][2].told[peer] = endpoint.standing_of(round_key)
+
+    def standing_of(self, round_key: int) -> Standing:
+        if round_key in self.standings:
+            return self.standings[round_key]()
+        if round_key in self.over:
+            return Standing(stand=Stand.OVER)
+        return not_called(standing() for standing in self.standings.values())
 
     def fail(self, error: Exception) -> None:
         if self.failed is None:

@@ -208,7 +208,7 @@ def test_the_deadline_says_what_each_rank_lacks():
     errors = [error for found in run_memory(member, 3) for error in found or []]
     first = next(error for error in errors if "round 0 of group 0 on rank" in str(error))
     assert first.ranks == (2,) and "not complete within 4 s" in str(first)
-    assert "rank 2 (alive; 0 of " in str(first) and "timeout_s" in str(first)
+    assert "rank 2 (alive; has not called it; 0 of " in str(first) and "timeout_s" in str(first)
 
 
 def test_peers_are_pinged_while_waiting():

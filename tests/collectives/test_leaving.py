@@ -16,6 +16,7 @@ from dblp.collectives.group import Group
 from dblp.errors import PeerError
 from dblp.sim.loop import run as run_virtual
 from dblp.transport.endpoint import Endpoint
+from dblp.transport.receiver import Drop
 from tests.collectives.worlds import connect_network
 
 LINGER_S = 2.0
@@ -191,3 +192,32 @@ def test_a_server_hears_from_all_until_the_last_has_left():
 
     sources = play(server, worker, worker, worker, seed=15, impair="loss(0.2)")[0]
     assert sorted(sources) == [1, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(("impair", "most"), [("", 30), ("loss(0.3)", 80)])
+def test_who_waits_long_for_a_grant_asks_less_and_less_often(impair, most):
+    """A rank that leaves, and has more to send than its peer holds early, asks whether it may: the peer lives and says no. Nor
+    does what it repeats and copies while chunks are lost fill the peer's early pool, so that what lacks would be refused."""
+    wait_s = 10.0
+
+    async def reader(rank: Rank) -> None:
+        await asyncio.sleep(wait_s)
+        assert not rank.endpoint.core.drops[Drop.EARLY_FULL]
+        for _ in range(SENDS):
+            await rank.group.recv(target := full(-1, LARGE))
+            assert (target == target[0]).all()
+        await rank.leave()
+
+    async def sender(rank: Rank) -> int:
+        tasks = [rank.group.send(full(number, LARGE), 0) for number in range(SENDS)]
+        await asyncio.gather(*tasks)
+        rank.group.close()
+        leaving = asyncio.create_task(rank.endpoint.close(linger_s=LINGER_S, most_s=2 * wait_s))
+        await asyncio.sleep(0.2 * wait_s)
+        sent = rank.endpoint.core.senders[0].datagrams_sent
+        await asyncio.sleep(0.6 * wait_s)
+        sent = rank.endpoint.core.senders[0].datagrams_sent - sent
+        await leaving
+        return sent
+
+    assert play(reader, sender, seed=7, impair=impair)[1] < most

@@ -35,7 +35,7 @@ def reports_of(calls: int, **settings: Any) -> list[dict[str, Any]]:
 
 def test_rounds_that_ended_well_are_kept_with_their_messages():
     for rank, report in enumerate(reports_of(2)):
-        assert (report["rank"], report["ranks"], report["group"]) == (rank, [0, 1, 2], 0)
+        assert (report["rank"], report["ranks"], report["groups"]) == (rank, [0, 1, 2], {"0": "default"})
         assert report["reason"] == "a test"
         assert [round_["round"] for round_ in report["rounds"]] == [0, 1, 2]
         for round_ in report["rounds"]:
@@ -106,7 +106,7 @@ def test_text_and_json_tell_the_same():
     recorder = fail_without(2)[0].flight_recorder
     told = json.loads(recorder.to_json("r"))
     assert told["rounds"][0]["error"] == recorder.report("r")["rounds"][0]["error"]
-    assert told["version"] == 1
+    assert told["version"] == 2
     assert recorder.to_text(brief=True).count("round 0") >= 1
 
 
@@ -213,3 +213,26 @@ def test_the_first_failure_is_told_once():
 )
 def test_missing_chunks_are_told_as_runs(chunks, expected):
     assert runs(np.array(chunks, np.int64)) == expected
+
+
+def test_groups_of_the_same_ranks_stand_in_one_report_by_name():
+    """As the rounds of a compressed model do, which has a group of its own beside the default one."""
+
+    async def main() -> FlightRecorder:
+        endpoints = await connect_network(2)
+        firsts = [Group(endpoint) for endpoint in endpoints]
+        seconds = [Group(endpoint, group_id=1, name="compression") for endpoint in endpoints]
+        for first, second in zip(firsts, seconds, strict=True):
+            first.flight_recorder.include(second.flight_recorder)
+        for groups in (firsts, seconds, firsts):
+            await asyncio.gather(*(group.all_reduce(ones(10)) for group in groups))
+        await asyncio.gather(*(endpoint.close(linger_s=0.1) for endpoint in endpoints))
+        return firsts[0].flight_recorder
+
+    recorder = run_virtual(main())
+    report = json.loads(recorder.to_json())
+    assert report["groups"] == {"0": "default", "1": "compression"}
+    assert [(round_["group"], round_["round"]) for round_ in report["rounds"]] == [(0, 0), (1, 0), (0, 1)]
+    text = recorder.to_text()
+    assert "group 0 (default), group 1 (compression)" in text
+    assert "round 0 of group 1: all_reduce, 40 bytes" in text and "round 1 of group 0: all_reduce" in text

@@ -105,6 +105,12 @@ def compressed(rank, world_size, folder):
                 gap += own - averages
             _check_gap(name, dtype, gap, _withheld(attachment))
             assert attachment.compression.totals.rounds == attachment.summary.rounds
+    flights = dist.group.WORLD.flight_recorder.report()
+    assert flights["groups"]["0"] == "default" and set(flights["groups"].values()) == {
+        "default",
+        "compression",
+    }
+    assert {round_["group"] for round_ in flights["rounds"]} > {0, 1}
     dist.destroy_process_group()
 
 
@@ -244,7 +250,7 @@ def powersgd_is_torchs(rank, world_size, folder):
     """The averages of torch's own hook, over several steps with its error feedback and warm start, from the same first Q."""
     _init(rank, world_size, folder)
     group = dist.group.WORLD
-    rounds, own_group = Compression(parse_compression("powersgd(2)")), group.session.new_group()
+    rounds, own_group = Compression(parse_compression("powersgd(2)")), group.session.new_group("a test")
     parts = Bucket([Part(name, shape) for name, shape in _SIZES.items()])
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     state.iter = 2

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import dblp
+from dblp.transport.core import Core
 from dblp.transport.impair import Impairer, parse_impair
 
 RESULT = "result: "
@@ -32,14 +33,14 @@ COUNT = 120_000
 """Elements: 480 kB, more than what a call may leave behind in the background."""
 
 
-def _init(store, rank, world_size, **config):
+def _init(store, rank, world_size, *, connect_timeout_s=30.0, **config):
     dist.init_process_group(
         "dblp",
         store=store,
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=30),
-        pg_options=dblp.TransportConfig(connect_timeout_s=30.0, **config),
+        pg_options=dblp.TransportConfig(connect_timeout_s=connect_timeout_s, **config),
     )
 
 
@@ -74,6 +75,40 @@ DDP_CALLS = {"DDP backward": None, "DDP backward, bounded": 0.1}
 """The budget under which the gradients are averaged; None: exact."""
 
 
+GROUP_CALLS = ("a new group", "destroy", "init again")
+"""What is done to groups when the fault is there: another one is made and used for the first time, the group is destroyed with a
+round in flight, it is aborted and all ranks make it anew on the same store."""
+_later = {"impair": "loss(0)"}
+"""What this rank's ports do from now on; a rank that was cut off stays so in groups that it makes later."""
+
+
+def _new_group(rank, size, store):
+    config = dblp.TransportConfig(connect_timeout_s=TIMEOUT_S, **_later)
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), pg_options=config)
+    dist.all_reduce(tensor := torch.ones(COUNT), group=group)
+    assert tensor[0].item() == size
+
+
+def _destroy(rank, size, store):
+    work = dist.all_reduce(torch.ones(COUNT), async_op=True)
+    if store is None:  # the ranks are well: who leaves a round that goes on fails it
+        work.wait()
+    dist.destroy_process_group()
+    work.wait()
+
+
+def _init_again(rank, size, store):
+    dist.group.WORLD.abort()
+    dist.destroy_process_group()
+    _init(store, rank, size, connect_timeout_s=TIMEOUT_S, **_later)
+    dist.group.WORLD.set_timeout(timedelta(seconds=TIMEOUT_S))
+    dist.all_reduce(tensor := torch.ones(COUNT))
+    assert tensor[0].item() == size
+
+
+_GROUP_CALLS = dict(zip(GROUP_CALLS, (_new_group, _destroy, _init_again), strict=True))
+
+
 def _lossy(wait):
     work = dist.group.WORLD.allreduce_lossy(torch.ones(COUNT), dblp.Bounded(0.1))
     return work if wait else _finish(work)
@@ -98,8 +133,10 @@ def _with_all(call, size):
         _finish(work)
 
 
-def _prepare(call):
+def _prepare(call, store):
     """What is called when the fault is there: ``run(rank, world_size, wait)``."""
+    if call in GROUP_CALLS:
+        return lambda rank, size, wait: _GROUP_CALLS[call](rank, size, store)
     if call not in DDP_CALLS:
         return lambda rank, size, wait: _finish(CALLS[call](rank, size, wait))
     model = DistributedDataParallel(torch.nn.Linear(400, 300))
@@ -132,10 +169,23 @@ def _cut(*, out=False, into=False):
     async def cut():
         if out:
             endpoint.port.impairer = Impairer(parse_impair("loss(1)"), np.random.default_rng(0))
+            _later["impair"] = "loss(1)"
         if into:
-            endpoint.core.receive_burst = lambda batch, *, now: None
+            Core.receive_burst = lambda self, batch, *, now: None  # type: ignore[method-assign]
 
     session.engine.run(cut)
+
+
+def _die():
+    """The engine's thread ends as it does where a callback runs out of memory: by what no caller of ours catches."""
+    engine = dist.group.WORLD.session.engine
+
+    async def die():
+        raise SystemExit("the engine dies on purpose")
+
+    engine.submit(die, lambda result, error: None)
+    while engine.alive:
+        time.sleep(0.001)
 
 
 FAULTS = {
@@ -144,6 +194,7 @@ FAULTS = {
     "cut off": lambda: _cut(out=True, into=True),
     "unheard": lambda: _cut(out=True),
     "deaf": lambda: _cut(into=True),
+    "engine died": _die,
 }
 """What the last rank does to itself: "unheard" is a one-way partition of what it sends, "deaf" of what it is sent."""
 STORE_GONE = "store gone"
@@ -171,12 +222,13 @@ def _store(folder, world_size):
 
 
 def drill(rank, world_size, folder, call, fault, wait):
-    """``call`` of ``CALLS`` or ``DDP_CALLS``, ``fault`` of ``FAULTS`` or "store gone", ``wait``: asynchronously."""
+    """``call`` of ``CALLS``, ``DDP_CALLS`` or ``GROUP_CALLS``; ``fault`` of ``FAULTS`` or "store gone"; ``wait``: async."""
     faulthandler.enable()  # the stacks of a cell that hangs, when it is aborted
     victim = world_size - 1
     server = _serve_store(folder, world_size) if rank == 0 else 0
-    _init(_store(folder, world_size), rank, world_size, impair="loss(0)")
-    run = _prepare(call)
+    store = _store(folder, world_size)
+    _init(store, rank, world_size, **_later)
+    run = _prepare(call, None if call == "destroy" and fault == STORE_GONE else store)
     pids = [None] * world_size
     dist.all_gather_object(pids, os.getpid())
     dist.barrier()
@@ -194,15 +246,17 @@ def drill(rank, world_size, folder, call, fault, wait):
     sys.stdout.flush()
     if not outcome["error"] and fault != STORE_GONE:
         time.sleep(2 * TIMEOUT_S)  # it needs nothing of the failed rank: it stays while others find out
-    if rank != victim or fault == STORE_GONE:
-        healthy = fault == STORE_GONE
-        _again(rank, world_size if healthy else victim, folder, abort=not healthy)
+    # A rank whose engine died makes a new one with its next group, and takes part again.
+    all_well = fault in (STORE_GONE, "engine died")
+    if rank != victim or all_well:
+        failed = bool(outcome["error"]) or fault != STORE_GONE
+        _again(rank, world_size if all_well else victim, folder, abort=failed)
     if rank == 0 and fault == "stopped":
         os.kill(pids[victim], signal.SIGKILL)
     if rank == 0 and fault != STORE_GONE:
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)
-    if rank == victim and fault != STORE_GONE:
+    if rank == victim and not all_well and dist.is_initialized():
         dist.group.WORLD.abort()
     os._exit(0)  # how an interpreter ends is tested elsewhere, and costs more than the cell
 
@@ -212,17 +266,18 @@ def _outcome(run):
     try:
         run()
         text = ""
-    except RuntimeError as error:
-        text = str(error)
+    except Exception as error:
+        text = str(error) or type(error).__name__
     return {"error": text, "seconds": time.monotonic() - begun}
 
 
 def _again(rank, world_size, folder, *, abort):
     """The survivors leave the broken group and go on in a new one, in the same processes. A healthy group is left without an
     abort, which would end what another rank is still in the midst of."""
-    if abort:
-        dist.group.WORLD.abort()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        if abort:
+            dist.group.WORLD.abort()
+        dist.destroy_process_group()
     _init(dist.FileStore(f"{folder}/again", world_size), rank, world_size)
     dist.all_reduce(tensor := torch.full((1000,), float(rank + 1)))
     assert tensor[0].item() == world_size * (world_size + 1) / 2

@@ -186,13 +186,6 @@ def exit_without_destroy(rank, world_size, folder):
     assert tensor[0].item() == world_size
 
 
-def exit_in_flight(rank, world_size, folder):
-    _init(rank, world_size, folder, timeout_s=20)
-    dist.barrier()
-    if rank == 0:
-        dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda _: None)
-
-
 def killed_before(rank, world_size, folder):
     """Killed after the group was made, before its first collective."""
     _init(rank, world_size, folder)

@@ -60,12 +60,6 @@ def test_monitored_barrier_names_who_is_late(ranks):
     ranks("monitored", 3)
 
 
-@pytest.mark.parametrize("scenario", ["exit_without_destroy", "exit_in_flight"])
-def test_leaving_without_a_word_is_clean(ranks, scenario):
-    outputs = ranks(scenario, 2)
-    assert outputs == ["", ""]
-
-
 @pytest.mark.parametrize("scenario", ["dumped", "signalled"])
 def test_the_flight_recorder_is_dumped(ranks, scenario):
     ranks(scenario, 2)

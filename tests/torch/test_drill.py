@@ -7,13 +7,17 @@ import json
 import pytest
 
 from tests.benchmarks.drill import LIMIT_S, Cell, Verdict, cells, judge, run_cell, table
-from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, RESULT, STORE_GONE
+from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, GROUP_CALLS, RESULT, STORE_GONE
 
 QUICK = [
     Cell("all_reduce", "unheard", wait=True),
     Cell("broadcast", "cut off", wait=False),
     Cell("all_gather", "deaf", wait=False),
     Cell("DDP backward, bounded", "stopped", wait=False),
+    Cell("a new group", "cut off", wait=False),
+    Cell("destroy", "killed", wait=False),
+    Cell("init again", STORE_GONE, wait=False),
+    Cell("all_reduce", "engine died", wait=False),
 ]
 """A cell of each fault that other tests have not, with different calls and waits."""
 
@@ -37,7 +41,8 @@ def test_all_cells(ranks, cell):
 
 def test_the_drill_has_every_call_under_every_fault():
     found = cells()
-    assert len(set(found)) == len(found) == (2 * len(CALLS) + len(DDP_CALLS)) * (len(FAULTS) + 1)
+    rows = 2 * len(CALLS) + len(DDP_CALLS) + len(GROUP_CALLS)
+    assert len(set(found)) == len(found) == rows * (len(FAULTS) + 1)
     assert set(QUICK) <= set(found)
 
 
@@ -82,6 +87,13 @@ def test_without_the_store_nothing_may_fail():
     cell = Cell("all_reduce", STORE_GONE, wait=False)
     assert judge(cell, outputs(("", 0.1), ("", 0.1), ("", 0.1))).good
     assert not judge(cell, outputs(*GOOD)).good
+
+
+def test_who_needs_the_store_must_say_that_it_is_gone():
+    cell = Cell("init again", STORE_GONE, wait=False)
+    assert judge(cell, outputs(*[("the store at 127.0.0.1:29500 does not answer", 0.1)] * 3)).good
+    assert not judge(cell, outputs(*[("Broken pipe", 0.1)] * 3)).good
+    assert not judge(cell, outputs(*[("", 0.1)] * 3)).good
 
 
 def test_the_table_counts_what_is_wrong():

@@ -1,8 +1,10 @@
 """The rendezvous through a key-value store, on a dictionary and a fake clock."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from dblp.collectives.rendezvous import (
     Member,
@@ -12,8 +14,12 @@ from dblp.collectives.rendezvous import (
     new_member,
     rendezvous_by_store,
 )
+from dblp.collectives.torch.meeting import meet_by_store
 from dblp.errors import DeadlineError, HandshakeError, VersionError
 from dblp.transport.port import Address
+
+NO_ENGINE: Any = None
+"""Meeting by a store needs none."""
 
 
 class DictStore:
@@ -93,6 +99,48 @@ def test_the_absent_ranks_are_listed_with_place_and_remedy():
     assert "ranks 2, 3 of 4 have not come to the rendezvous at 10.0.0.9:29500 within 60 s" in str(
         caught.value
     )
+
+
+def test_a_rank_that_was_restarted_alone_is_told_so():
+    """The store is that of the group that still runs: the others came in the generation before, and do not come again."""
+    store = DictStore()
+    publish(store, member(0))
+    publish(store, member(1))
+    store.add("dblp/generation/1", 1)
+    with pytest.raises(DeadlineError, match=r"Rank 0 came the time before, .* restart all ranks") as caught:
+        meet(store, 1)
+    assert caught.value.ranks == (0,)
+
+
+class GoneStore(DictStore):
+    """Its server dies at the ``left``-th call from now."""
+
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def check(self, keys):
+        self.left -= 1
+        if self.left < 0:
+            raise dist.DistNetworkError("Failed to recv, got 0 bytes")
+        return super().check(keys)
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_store_that_dies_is_named_with_its_place(left, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.9")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    join = meet_by_store(GoneStore(left), 0, 2, 5.0)
+    with pytest.raises(
+        HandshakeError, match=r"rank 0 of 2: the store at 10\.0\.0\.9:29500 does not answer"
+    ) as caught:
+        join(NO_ENGINE, lambda generation: member(0, generation=generation))
+    assert "Failed to recv" in str(caught.value) and "torchrun" in str(caught.value)
+
+
+def test_a_rank_that_does_not_come_is_no_fault_of_the_store():
+    with pytest.raises(DeadlineError, match="rank 1 of 2 has not come"):
+        meet_by_store(DictStore(), 0, 2, 0.05)(NO_ENGINE, lambda generation: member(0, generation=generation))
 
 
 def test_world_sizes_that_differ_are_named_at_once():
