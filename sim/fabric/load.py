@@ -33,11 +33,11 @@ def build(cls: type[T], table: Mapping[str, Any], place: str = "") -> T:
     """An instance of a description's class from a table; ``place``: dotted name of the table, for errors."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{place}={table!r}: a table is expected")
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     for name in table:
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            meant = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(f"{_join(place, name)}: no such field{meant} Known are {', '.join(hints)}")
     values = {name: _value(hints[name], value, _join(place, name)) for name, value in table.items()}
     missing = [spec.name for spec in fields(cls) if _required(spec) and spec.name not in values]  # type: ignore[arg-type]

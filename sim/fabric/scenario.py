@@ -142,26 +142,16 @@ class Scenario:
     """Simulated time at which a run ends, done or not."""
 
     def __post_init__(self) -> None:
-        hosts = self.topology.host_count
+        hosts, load = self.topology.host_count, self.workload
+        check(load.ranks <= hosts, "workload.ranks", load.ranks, f"the fabric has {hosts} hosts")
         check(
-            self.workload.ranks <= hosts,
-            "workload.ranks",
-            self.workload.ranks,
-            f"the fabric has {hosts} hosts",
-        )
-        taking_part = self.workload.ranks or hosts
-        check(
-            self.workload.servers < taking_part,
+            load.algorithm != "ps" or load.servers < self.ranks,
             "workload.servers",
-            self.workload.servers,
+            load.servers,
             "workers are needed too",
         )
-        check(
-            self.bursts.senders < hosts,
-            "bursts.senders",
-            self.bursts.senders,
-            f"the fabric has {hosts} hosts",
-        )
+        few = not self.bursts.rate_hz or self.bursts.senders < hosts
+        check(few, "bursts.senders", self.bursts.senders, f"the fabric has {hosts} hosts")
         check(self.jitter >= 0, "jitter", self.jitter, "must not be negative")
         check(self.until > 0, "until", self.until, "a time above 0 is needed")
         ndp = self.transport.recovery == "trim"
@@ -171,9 +161,6 @@ class Scenario:
             self.switch.trim,
             "a transport that repairs by trims needs it",
         )
-        for name in ("switch", "workload"):
-            if getattr(self, name) is None:
-                check(False, name, None, "is needed")
 
     @property
     def ranks(self) -> int:

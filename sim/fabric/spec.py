@@ -230,9 +230,10 @@ class RoutingSpec:
     """Who chooses among equal paths, and how."""
 
     policy: str = "ecmp"
-    """``ecmp``: a hash of the flow. ``spray``: each packet, in turn, from a random first path. ``reps``: each packet, paths
-    whose acknowledgement bore no mark again (Bonato et al., arXiv 2407.21625). ``ethereal``: one path a flow, minimal
-    splitting (arXiv 2407.00550). ``adaptive``: each switch the shortest queue, for each packet."""
+    """``ecmp``: a hash of the flow. ``spray``: each packet, in turn, from a random first path. ``random``: each packet, any
+    path. ``reps``: each packet, paths whose acknowledgement bore no mark again (Bonato et al., arXiv 2407.21625).
+    ``ethereal``: one path a flow, minimal splitting (arXiv 2407.00550). ``adaptive``: each switch the shortest queue, for
+    each packet."""
     detect: Seconds = Seconds(100e-6)
     """Time after which hosts and switches know that a link is down, or up again."""
     freeze: Seconds = Seconds(10e-3)
@@ -244,4 +245,4 @@ class RoutingSpec:
             check(getattr(self, field) >= 0, field, getattr(self, field), "a time of 0 or more is needed")
 
 
-POLICIES = ("ecmp", "spray", "reps", "ethereal", "adaptive")
+POLICIES = ("ecmp", "spray", "random", "reps", "ethereal", "adaptive")

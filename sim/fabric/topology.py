@@ -10,6 +10,7 @@ two hosts are the same length, and back again the same number leads over the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from dblp.errors import ConfigError
 from dblp.sim.fabric.spec import LinkSpec, TopologySpec
 
 Ints = npt.NDArray[np.int32]
+AnyInts = npt.NDArray[np.integer[Any]]
 NO_LINK = -1
 MAX_HOPS = 6
 """Links of the longest path: up to a core and down again."""
@@ -55,7 +57,7 @@ class Fabric:
     @property
     def hosts(self) -> int:
         """H."""
-        return self.down.shape[1]
+        return int(self.down.shape[1])
 
     def name(self, link: int) -> str:
         """A link's two ends: ``leaf0>spine1``."""
@@ -87,6 +89,29 @@ class Fabric:
         digit = path // int(self.strides[node]) % int(self.up_count[node])
         return int(self.ups[self.up_first[node] + digit])
 
+    def routes(self, sources: AnyInts, targets: AnyInts, path: int) -> Ints:
+        """The links of one path between many pairs of hosts (MAX_HOPS, pairs); NO_LINK where a route has ended."""
+        steps = np.full((MAX_HOPS, len(sources)), NO_LINK, np.int32)
+        nodes = sources.astype(np.int32)
+        for links in steps:
+            going = np.flatnonzero(nodes != targets)
+            if not len(going):
+                break
+            links[going] = self._next_links(nodes[going], targets[going], path)
+            nodes[going] = self.targets[links[going]]
+        return steps
+
+    def _next_links(self, nodes: AnyInts, targets: AnyInts, path: int) -> Ints:
+        digits = path // self.strides[nodes] % np.maximum(self.up_count[nodes], 1)
+        links = self.ups[np.minimum(self.up_first[nodes] + digits, len(self.ups) - 1)]
+        at_switch = nodes >= self.hosts
+        below = self.down[np.where(at_switch, nodes - self.hosts, 0), targets]
+        return np.where(at_switch & (below != NO_LINK), below, links)
+
+    def leaves(self) -> Ints:
+        """The switch above each host, in the first plane (H)."""
+        return self.targets[self.ups[self.up_first[: self.hosts]]]
+
     def leaf(self, host: int) -> int:
         """The switch above a host, in the first plane."""
         return int(self.targets[self.ups[self.up_first[host]]])
@@ -95,11 +120,12 @@ class Fabric:
         """Which links are between switches (L)."""
         return (self.sources >= self.hosts) & (self.targets >= self.hosts)
 
-    def base_rtt(self, source: int, target: int, packet: int, ack: int) -> float:
-        """Seconds for a full packet and its acknowledgement through an empty network, on path 0."""
-        there, back = self.route(source, target, 0), self.route(target, source, 0)
-        bits = 8.0 * (packet * (1.0 / self.rates[there]).sum() + ack * (1.0 / self.rates[back]).sum())
-        return float(self.delays[there].sum() + self.delays[back].sum() + bits)
+    def base_rtts(self, sources: AnyInts, targets: AnyInts, packet: int, ack: int) -> npt.NDArray[np.float64]:
+        """Seconds for a full packet and its acknowledgement through an empty network, on path 0 (pairs)."""
+        costs = np.append(self.delays + 8.0 * packet / self.rates, 0.0)
+        back = np.append(self.delays + 8.0 * ack / self.rates, 0.0)  # NO_LINK is the last
+        there = costs[self.routes(sources, targets, 0)].sum(axis=0)
+        return np.asarray(there + back[self.routes(targets, sources, 0)].sum(axis=0))
 
 
 def make_fabric(spec: TopologySpec) -> Fabric:

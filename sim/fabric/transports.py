@@ -18,7 +18,7 @@ from dblp.sim.fabric.spec import check, check_choice
 from dblp.units import ByteCount, Seconds
 
 CONTROLS = ("none", "window", "reno", "cubic", "dctcp", "delay", "pull")
-RECOVERIES = ("order", "time", "passes", "trim")
+RECOVERIES = ("order", "time", "passes", "trim", "never")
 STOPS = ("all", "eager", "stall", "deadline")
 PRIORITIES = ("class", "remaining")
 
@@ -122,7 +122,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "min_rto": 60e-6,
         **_RELIABLE,
     },
-    "open": {"control": "none", "recovery": "order", "stop": "eager", "loss_bound": 0.999_999},
+    "open": {"control": "none", "recovery": "never", **_RELIABLE},
 }
 """Fields of each model that differ from dblp's. Reno and CUBIC start with ten segments (RFC 6928) and Linux's least timeout;
 pFabric times out after three round trips of about 20 us; ``open`` is traffic that nobody waits for."""
