@@ -17,6 +17,7 @@ from rich.markup import escape
 from dblp.cli.bench.burst import burst
 from dblp.cli.bench.command import allreduce
 from dblp.cli.doctor import doctor
+from dblp.cli.sim.command import sim
 from dblp.cli.train.command import train
 from dblp.errors import DblpError
 
@@ -39,6 +40,7 @@ bench.command()(burst)
 bench.callback()(lambda: None)
 app.command()(train)
 app.add_typer(bench, name="bench")
+app.add_typer(sim, name="sim")
 app.command()(doctor)
 
 

@@ -67,7 +67,7 @@ def make_plan(scenario: Scenario, seed: int) -> Plan:
     dead = np.zeros(len(fabric.sources), np.bool_)
     for failure in scenario.failures:
         if failure.down and failure.at <= 0:
-            dead[_links(fabric, failure.link, failure.one_way)] = True
+            dead[fabric.links_of(failure.link, one_way=failure.one_way)] = True
     ideal = sprayed_loads(tasks, fabric, dead)
     if scenario.routing.policy == "ethereal":
         tasks, paths = split(tasks, fabric, dead, scenario.transport.payload, rng)
@@ -263,19 +263,13 @@ def _nodes(fabric: Fabric) -> k.Array:
     return rows
 
 
-def _links(fabric: Fabric, ends: str, one_way: bool) -> list[int]:
-    source, _, target = ends.partition("-")
-    there = [fabric.link(source, target)]
-    return there if one_way else [*there, fabric.link(target, source)]
-
-
 def _changes(scenario: Scenario, fabric: Fabric) -> k.Array:
     """Each failure begins and may end; of a cut link, routing learns ``detect`` later, at once of one that was cut from the
     start."""
     rows: list[tuple[float, float, int, int, bool, bool]] = []
     for number, failure in enumerate(scenario.failures):
         try:
-            links = _links(fabric, failure.link, failure.one_way)
+            links = fabric.links_of(failure.link, one_way=failure.one_way)
         except ConfigError as error:
             raise ConfigError(f"failures[{number}].{error}") from None
         detect = scenario.routing.detect if failure.at > 0 else 0.0
@@ -341,7 +335,7 @@ def _outcome(plan: Plan, arrays: k.Arrays, reason: int, wall_s: float) -> Outcom
         events=int(meta["events"]),
         simulated_s=int(meta["now"]) * 1e-12,
         wall_s=wall_s,
-        series_s=every * np.arange(1, rows + 1),
+        series_s=np.arange(1.0, rows + 1) * every,
         series=arrays.series[:rows],
     )
 

@@ -50,7 +50,7 @@ class ClassSpec:
     """What the switches do with the packets of one class (by DSCP in a commodity switch)."""
 
     queue: int = 0
-    """Strict priority: the lowest number that waits leaves first."""
+    """Strict priority: the lowest number that waits leaves first. Control packets are in queue 0."""
     mark_min: ByteCount = ByteCount(0)
     """Backlog of the port from which arrivals are marked (RED, DCTCP's K); 0: never."""
     mark_max: ByteCount = ByteCount(0)
@@ -200,7 +200,8 @@ class FailureSpec:
     """A cable that is cut, or grey: it looks well and loses packets. Both directions unless ``one_way``."""
 
     link: str
-    """Its two ends: ``leaf3-spine1``, ``h0-leaf0``; with planes, ``p1.leaf3-p1.spine1``."""
+    """Its two ends: ``leaf3-spine1``, ``h0-leaf0``; with planes, ``p1.leaf3-p1.spine1``. ``hosts``: the links of all hosts,
+    one way those from them."""
     at: Seconds = Seconds(0.0)
     """From when on."""
     until: Seconds = Seconds(0.0)
@@ -214,7 +215,12 @@ class FailureSpec:
     """Control packets pass: as where control has a channel of its own (DBLP's is TCP)."""
 
     def __post_init__(self) -> None:
-        check("-" in self.link, "link", self.link, "two ends, as in leaf3-spine1, are needed")
+        check(
+            "-" in self.link or self.link == ALL_HOSTS,
+            "link",
+            self.link,
+            "two ends, as in leaf3-spine1, are needed",
+        )
         check(self.at >= 0, "at", self.at, "a time of 0 or more is needed")
         check(not self.until or self.until > self.at, "until", self.until, f"must come after at={self.at}")
         check(0.0 <= self.loss <= 1.0, "loss", self.loss, "must lie in [0, 1]")
@@ -245,4 +251,6 @@ class RoutingSpec:
             check(getattr(self, field) >= 0, field, getattr(self, field), "a time of 0 or more is needed")
 
 
+ALL_HOSTS = "hosts"
+"""Name of the links of all hosts."""
 POLICIES = ("ecmp", "spray", "random", "reps", "ethereal", "adaptive")

@@ -153,10 +153,11 @@ def sprayed_loads(tasks: Tasks, fabric: Fabric, dead: npt.NDArray[np.bool_]) -> 
 
 
 def _pair_sums(tasks: Tasks, flows: Ints, hosts: int) -> tuple[Ints, Floats]:
+    """Pairs of hosts, as source * hosts + target, and the bytes between them."""
     keys = tasks.source[flows].astype(np.int64) * hosts + tasks.target[flows]
     pairs, place = np.unique(keys, return_inverse=True)
-    sums: Floats = np.bincount(place.ravel(), weights=tasks.bytes[flows].astype(np.float64))
-    return pairs.astype(np.int64), sums
+    sums = np.bincount(place.ravel(), weights=tasks.bytes[flows].astype(np.float64))
+    return pairs.astype(np.int64), sums.astype(np.float64)
 
 
 def _add(loads: npt.NDArray[np.float64] | Ints, routes: npt.NDArray[np.int32], nbytes: Floats | Ints) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ConfigError
-from dblp.sim.fabric.spec import LinkSpec, TopologySpec
+from dblp.sim.fabric.spec import ALL_HOSTS, LinkSpec, TopologySpec
 
 Ints = npt.NDArray[np.int32]
 AnyInts = npt.NDArray[np.integer[Any]]
@@ -71,6 +71,16 @@ class Fabric:
         if pair not in ends:
             raise ConfigError(f"link {source}-{target}: no such link; nodes are {_shown(self.names)}")
         return ends.index(pair)
+
+    def links_of(self, ends: str, *, one_way: bool) -> list[int]:
+        """The links that a FailureSpec names; raises ConfigError."""
+        if ends == ALL_HOSTS:
+            from_hosts = self.sources < self.hosts
+            both = from_hosts | (self.targets < self.hosts)
+            return [int(link) for link in np.flatnonzero(from_hosts if one_way else both)]
+        source, _, target = ends.partition("-")
+        there = [self.link(source, target)]
+        return there if one_way else [*there, self.link(target, source)]
 
     def route(self, source: int, target: int, path: int) -> list[int]:
         """The links of a path, in order."""

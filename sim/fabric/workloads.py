@@ -47,7 +47,7 @@ def mean_size(sizes: str, fixed: int) -> float:
         return float(fixed)
     points = DISTRIBUTIONS[sizes]
     pairs = itertools.pairwise(points)
-    return sum((high - low) * (small + large) / 2.0 for (small, low), (large, high) in pairs)
+    return float(sum((high - low) * (small + large) / 2.0 for (small, low), (large, high) in pairs))
 
 
 def draw_sizes(sizes: str, fixed: int, count: int, rng: np.random.Generator) -> Ints:
@@ -55,7 +55,8 @@ def draw_sizes(sizes: str, fixed: int, count: int, rng: np.random.Generator) -> 
     if sizes == "fixed":
         return np.full(count, fixed)
     nbytes, shares = np.array(DISTRIBUTIONS[sizes]).T
-    return np.maximum(np.interp(rng.random(count), shares, nbytes), 1).astype(np.int64)
+    drawn: Ints = np.maximum(np.interp(rng.random(count), shares, nbytes), 1).astype(np.int64)
+    return drawn
 
 
 def all_reduce(

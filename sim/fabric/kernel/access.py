@@ -19,7 +19,6 @@ from dblp.sim.fabric.kernel.state import (
     PACKET,
     QUEUE,
     TRANSPORT,
-    Array,
     World,
 )
 
@@ -31,114 +30,114 @@ def meta(w: World) -> Any:
 
 
 @compiled
-def packets(w: World) -> Array:
+def packets(w: World) -> Any:
     """``Arrays.packets``."""
     return view(w[1], PACKET)
 
 
 @compiled
-def flows(w: World) -> Array:
+def flows(w: World) -> Any:
     """``Arrays.flows``."""
     return view(w[2], FLOW)
 
 
 @compiled
-def chunks(w: World) -> Array:
+def chunks(w: World) -> Any:
     """``Arrays.chunks``."""
     return view(w[3], CHUNK)
 
 
 @compiled
-def links(w: World) -> Array:
+def links(w: World) -> Any:
     """``Arrays.links``."""
     return view(w[4], LINK)
 
 
 @compiled
-def queues(w: World) -> Array:
+def queues(w: World) -> Any:
     """``Arrays.queues``."""
     return view(w[5], QUEUE)
 
 
 @compiled
-def nodes(w: World) -> Array:
+def nodes(w: World) -> Any:
     """``Arrays.nodes``."""
     return view(w[6], NODE)
 
 
 @compiled
-def rings(w: World) -> Array:
+def rings(w: World) -> Any:
     """``Arrays.rings``."""
     return view(w[7], QUEUE)
 
 
 @compiled
-def classes(w: World) -> Array:
+def classes(w: World) -> Any:
     """``Arrays.classes``."""
     return view(w[8], CLASS)
 
 
 @compiled
-def transports(w: World) -> Array:
+def transports(w: World) -> Any:
     """``Arrays.transports``."""
     return view(w[9], TRANSPORT)
 
 
 @compiled
-def heap(w: World) -> Array:
+def heap(w: World) -> Any:
     """``Arrays.heap``."""
     return view(w[10], EVENT)
 
 
 @compiled
-def timers(w: World) -> Array:
+def timers(w: World) -> Any:
     """``Arrays.timers``."""
     return view(w[11], EVENT)
 
 
 @compiled
-def changes(w: World) -> Array:
+def changes(w: World) -> Any:
     """``Arrays.changes``."""
     return view(w[12], CHANGE)
 
 
 @compiled
-def ups(w: World) -> Array:
+def ups(w: World) -> Any:
     """``Arrays.ups``."""
     return view(w[13], np.int32)
 
 
 @compiled
-def down(w: World) -> Array:
+def down(w: World) -> Any:
     """``Arrays.down``, flat."""
     return view(w[14], np.int32)
 
 
 @compiled
-def successors(w: World) -> Array:
+def successors(w: World) -> Any:
     """``Arrays.successors``."""
     return view(w[15], np.int32)
 
 
 @compiled
-def cached(w: World) -> Array:
+def cached(w: World) -> Any:
     """``Arrays.cached``, flat."""
     return view(w[16], np.int32)
 
 
 @compiled
-def counts(w: World) -> Array:
+def counts(w: World) -> Any:
     """``Arrays.counts``, flat."""
     return view(w[17], np.int64)
 
 
 @compiled
-def random(w: World) -> Array:
+def random(w: World) -> Any:
     """``Arrays.random``."""
     return view(w[18], np.uint64)
 
 
 @compiled
-def series(w: World) -> Array:
+def series(w: World) -> Any:
     """``Arrays.series``, flat."""
     return view(w[19], np.int32)

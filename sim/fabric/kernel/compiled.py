@@ -1,17 +1,23 @@
-"""The decorator of compiled functions: numba. Raises LocalError on import if that is missing; the packet engine imports it
-late."""
+"""The decorator of compiled functions: numba. Imported late, with the packet engine: raises LocalError if numba is missing.
+
+numba keeps the machine code of a function as long as its own file is unchanged, even if a function of another file that is
+part of it has changed. So code that is older than any file of this folder is removed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dblp.errors import LocalError
 
 try:
     import numba
-    from numba import extending, types
+    from numba import types
     from numba.core import cgutils
+    from numba.extending import intrinsic
 except ImportError:
     raise LocalError("the packet engine needs numba: python -m pip install 'dblp[sim]'") from None
 
@@ -26,7 +32,16 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(cache=True, error_model="numpy")(function))
 
 
-@extending.intrinsic
+def _forget_stale(folder: Path) -> None:
+    """Remove code that was kept before any source file of a folder was written."""
+    newest = max(file.stat().st_mtime for file in folder.glob("*.py"))
+    for kept in (folder / "__pycache__").glob("*.nb[ic]"):
+        with contextlib.suppress(OSError):  # another process was quicker, or we may not
+            if kept.stat().st_mtime < newest:
+                kept.unlink()
+
+
+@intrinsic
 def _pointer(context: Any, address: Any) -> Any:
     """An integer as the address that it is."""
 
@@ -36,7 +51,10 @@ def _pointer(context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
+_forget_stale(Path(__file__).parent)
+
+
 @compiled
 def view(address: int, dtype: Any) -> Any:
     """An array without end at an address."""
-    return numba.carray(_pointer(address), (1 << 40,), dtype)
+    return numba.carray(_pointer(address), (1 << 40,), dtype)  # type: ignore[attr-defined, call-arg]  # numba's own

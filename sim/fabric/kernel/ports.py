@@ -101,9 +101,9 @@ def room(w: World, link: int) -> float:
 @compiled
 def push_out(w: World, link: int, packet: int) -> bool:
     """Make room by dropping what came last of lower priority; whether it was enough."""
-    size, mine, queues = packets(w)[packet].size, packets(w)[packet].queue, meta(w).queues
-    for number in range(queues - 1, mine, -1):
-        queue = link * queues + number
+    size, mine, many = packets(w)[packet].size, packets(w)[packet].queue, meta(w).queues
+    for number in range(many - 1, mine, -1):
+        queue = link * many + number
         while links(w)[link].backlog + size > room(w, link) and queues(w)[queue].tail != NONE:
             victim = queues(w)[queue].tail
             unlink(w, queue, victim)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import (
     chunks,
-    classes,
     counts,
     flows,
     links,
@@ -92,10 +91,10 @@ def answer(w: World, now: int, packet: int, kind: int) -> None:
 
 @compiled
 def send_control(w: World, now: int, packet: int, source: int) -> None:
-    """A control packet leaves a host: class 0, never marked."""
+    """A control packet leaves a host: class 0, first queue, never marked."""
     p = packets(w)[packet]
     p.cls, p.ecn, p.trimmed = 0, 0, 0
-    p.queue = classes(w)[0].queue
+    p.queue = 0
     p.path = next_usable(w, source, p.target, p.path)
     count(w, SENT, packet)
     enqueue(w, now, next_link(w, source, p.target, p.path), packet)
