@@ -78,11 +78,15 @@ def make_plan(scenario: Scenario, seed: int) -> Plan:
 
 def run_packet(scenario: Scenario, seed: int = 0, *, sampled: bool = False) -> Outcome:
     """Run a scenario in the packet engine. ``sampled``: note the backlogs. Raises LocalError without numba, ConfigError."""
+    return run_plan(make_plan(scenario, seed), sampled=sampled)
+
+
+def run_plan(plan: Plan, *, sampled: bool = False) -> Outcome:
+    """Run what was drawn. Raises LocalError without numba."""
     from dblp.sim.fabric.kernel.loop import run
 
-    plan = make_plan(scenario, seed)
     arrays = make_arrays(plan, sampled=sampled)
-    until = int(picoseconds(scenario.until))
+    until = int(picoseconds(plan.scenario.until))
     began = time.perf_counter()
     while True:
         reason = run(arrays.world(), until, SLICE_EVENTS)
