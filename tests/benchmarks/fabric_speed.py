@@ -2,9 +2,10 @@
 
 Run: python -m tests.benchmarks.fabric_speed [--json FILE] [--large]
 
-The comparison: every host of a leaf-spine sends one flow to another host at line rate, each packet is acknowledged. In SimPy a port is
-a process with a Store, and a packet's propagation is a timeout with a callback: its quickest common form. Both must end at the same
-simulated time, or the comparison is void. ``--large``: 4 MB all-reduces of 1,024 hosts by ring and direct, time and peak memory.
+The comparison: every host of a leaf-spine sends one flow to another host at line rate, each packet is acknowledged. In SimPy
+a port is a process with a Store, and a packet's propagation is a timeout with a callback: its quickest common form. Both must
+end at the same simulated time, or the comparison is void. ``--large``: 4 MB all-reduces of 1,024 hosts by ring and direct,
+time and peak memory.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class SimpyFabric:
             self.left.append(packets)
             self.finished.append(0.0)
             route = (
-                self.plan.fabric.route(int(tasks.source[flow]), int(tasks.target[flow]), int(self.plan.paths[flow]))
+                self.plan.fabric.route(
+                    int(tasks.source[flow]), int(tasks.target[flow]), int(self.plan.paths[flow])
+                )
                 if nbytes
                 else []
             )
@@ -135,7 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--packets", type=int, default=2_000, help="of each flow")
-    parser.add_argument("--large", nargs="*", metavar="ALGORITHM", help="ring, direct, ...; none: ring and direct")
+    parser.add_argument(
+        "--large", nargs="*", metavar="ALGORITHM", help="ring, direct, ...; none: ring and direct"
+    )
     options = parser.parse_args()
     found = {"compare": compare(options.packets)}
     if options.large is not None:

@@ -1,7 +1,7 @@
-"""The decorator of compiled functions: numba. Imported late, with the packet engine: raises LocalError if numba is missing.
+"""What numba does for the packet engine. Imported late, with it: raises LocalError if numba is missing.
 
-numba keeps the machine code of a function as long as its own file is unchanged, even if a function of another file that is
-part of it has changed. So code that is older than any file of this folder is removed.
+numba keeps the machine code of a function as long as its own file is unchanged, even if a function of another file that is part
+of it has changed. So code that is older than any file of this folder is removed.
 """
 
 from __future__ import annotations
@@ -11,25 +11,70 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from dblp.errors import LocalError
 
 try:
     import numba
     from numba import types
-    from numba.core import cgutils
     from numba.extending import intrinsic
+    from numba.np import arrayobj
 except ImportError:
     raise LocalError("the packet engine needs numba: python -m pip install 'dblp[sim]'") from None
 
+njit: Any = numba.njit  # its types lack what is not for everybody
+arrays: Any = arrayobj
 F = TypeVar("F", bound=Callable[..., object])
+ENDLESS = 1 << 40
+"""Length that views claim; nothing checks it."""
 
 
 def compiled(function: F) -> F:
     """Compile a function at its first call, and keep the machine code beside the source for the next process.
 
-    Divisions by zero and indices are not checked, as in C.
+    Divisions by zero and indices are not checked, as in C, and nothing is allocated or reference-counted.
     """
-    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
+    return cast(F, njit(cache=True, error_model="numpy", _nrt=False)(function))
+
+
+def rows(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
+    """A function from a World to a view of its array ``index``."""
+    array = types.Array(numba.from_dtype(dtype), 1, "C")
+
+    @intrinsic
+    def view(context: Any, world: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            made = arrays.make_array(array)(context, builder)
+            pointer = _address(context, builder, signature, arguments, index, made.data.type)
+            length, step = (context.get_constant(types.intp, n) for n in (ENDLESS, dtype.itemsize))
+            arrays.populate_array(made, data=pointer, shape=[length], strides=[step], itemsize=step, meminfo=None)
+            return made._getvalue()
+
+        return array(world), generate
+
+    return cast(Callable[[Any], Any], view)
+
+
+def single(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
+    """A function from a World to the one row of its array ``index``."""
+    record = numba.from_dtype(dtype)
+
+    @intrinsic
+    def view(context: Any, world: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return _address(context, builder, signature, arguments, index, context.get_value_type(record))
+
+        return record(world), generate
+
+    return cast(Callable[[Any], Any], view)
+
+
+def _address(context: Any, builder: Any, signature: Any, arguments: Any, index: int, kind: Any) -> Any:
+    """Code that loads the address of an array from a World, as a pointer of a kind."""
+    world = arrays.make_array(signature.args[0])(context, builder, arguments[0])
+    place = builder.gep(world.data, [context.get_constant(types.intp, index)])
+    return builder.inttoptr(builder.load(place), kind)
 
 
 def _forget_stale(folder: Path) -> None:
@@ -41,20 +86,4 @@ def _forget_stale(folder: Path) -> None:
                 kept.unlink()
 
 
-@intrinsic
-def _pointer(context: Any, address: Any) -> Any:
-    """An integer as the address that it is."""
-
-    def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
-
-
 _forget_stale(Path(__file__).parent)
-
-
-@compiled
-def view(address: int, dtype: Any) -> Any:
-    """An array without end at an address."""
-    return numba.carray(_pointer(address), (1 << 40,), dtype)  # type: ignore[attr-defined, call-arg]  # numba's own
