@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from dblp.errors import LocalError
+from dblp.sim.fabric.kernel.state import EVENT
 
 try:
     import numba
@@ -26,16 +27,30 @@ except ImportError:
 njit: Any = numba.njit  # its types lack what is not for everybody
 arrays: Any = arrayobj
 F = TypeVar("F", bound=Callable[..., object])
+_TYPES: dict[str, Any] = {
+    "World": types.Array(types.int64, 1, "C"),
+    "Array": types.Array(numba.from_dtype(EVENT), 1, "C"),  # a heap
+    "int": types.int64,
+    "float": types.float64,
+    "bool": types.boolean,
+    "np.uint64": types.uint64,
+    "None": types.void,
+}
+"""What annotations, as text, mean here."""
 ENDLESS = 1 << 40
 """Length that views claim; nothing checks it."""
 
 
 def compiled(function: F) -> F:
-    """Compile a function at its first call, and keep the machine code beside the source for the next process.
+    """Compile a function for the types that its annotations say; the machine code is kept beside the source.
 
-    Divisions by zero and indices are not checked, as in C, and nothing is allocated or reference-counted.
+    One signature: or numba would compile each function anew for each mixture of 32 and 64 bits. Divisions by zero and indices
+    are not checked, as in C, and nothing is allocated or reference-counted.
     """
-    return cast(F, njit(cache=True, error_model="numpy", _nrt=False)(function))
+    hints = dict(function.__annotations__)
+    result = _TYPES[hints.pop("return")]
+    signature = result(*(_TYPES[hint] for hint in hints.values()))
+    return cast(F, njit(signature, cache=True, error_model="numpy", _nrt=False)(function))
 
 
 def rows(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
@@ -48,7 +63,9 @@ def rows(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
             made = arrays.make_array(array)(context, builder)
             pointer = _address(context, builder, signature, arguments, index, made.data.type)
             length, step = (context.get_constant(types.intp, n) for n in (ENDLESS, dtype.itemsize))
-            arrays.populate_array(made, data=pointer, shape=[length], strides=[step], itemsize=step, meminfo=None)
+            arrays.populate_array(
+                made, data=pointer, shape=[length], strides=[step], itemsize=step, meminfo=None
+            )
             return made._getvalue()
 
         return array(world), generate

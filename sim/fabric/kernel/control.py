@@ -22,22 +22,6 @@ LARGEST = 1e6
 
 
 @compiled
-def on_acked(w: World, now: int, flow: int, rtt: int, marked: int) -> None:
-    """A packet was acknowledged."""
-    f = flows(w)[flow]
-    control = transports(w)[f.transport].control
-    if control == DCTCP:
-        dctcp(w, flow, marked)
-    elif control == DELAY:
-        delay(w, now, flow, rtt)
-    elif control == CUBIC and f.window >= f.threshold:
-        cubic(w, now, flow)
-    elif control in (RENO, CUBIC):
-        f.window += 1.0 if f.window < f.threshold else 1.0 / f.window
-    f.window = min(f.window, LARGEST)
-
-
-@compiled
 def dctcp(w: World, flow: int, marked: int) -> None:
     """RFC 8257, section 3.3; the window ends when what left at its beginning is acknowledged."""
     f = flows(w)[flow]
@@ -92,6 +76,22 @@ def cubic(w: World, now: int, flow: int) -> None:
     goal = max(min(goal, 1.5 * f.window), f.alpha)
     if goal > f.window:
         f.window += (goal - f.window) / f.window
+
+
+@compiled
+def on_acked(w: World, now: int, flow: int, rtt: int, marked: int) -> None:
+    """A packet was acknowledged."""
+    f = flows(w)[flow]
+    control = transports(w)[f.transport].control
+    if control == DCTCP:
+        dctcp(w, flow, marked)
+    elif control == DELAY:
+        delay(w, now, flow, rtt)
+    elif control == CUBIC and f.window >= f.threshold:
+        cubic(w, now, flow)
+    elif control in (RENO, CUBIC):
+        f.window += 1.0 if f.window < f.threshold else 1.0 / f.window
+    f.window = min(f.window, LARGEST)
 
 
 @compiled

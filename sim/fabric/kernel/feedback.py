@@ -56,6 +56,62 @@ def start(w: World, now: int, flow: int) -> None:
 
 
 @compiled
+def measure(w: World, flow: int, rtt: int) -> None:
+    """RFC 6298, section 2."""
+    f = flows(w)[flow]
+    if f.srtt == 0.0:
+        f.srtt = float(rtt)
+        f.rttvar = rtt / 2.0
+        return
+    f.rttvar += 0.25 * (abs(f.srtt - rtt) - f.rttvar)
+    f.srtt += 0.125 * (rtt - f.srtt)
+
+
+@compiled
+def give_up(w: World, flow: int, chunk: int) -> None:
+    """A chunk is taken for lost, if it is still waited for."""
+    c = chunks(w)[flows(w)[flow].first_chunk + chunk]
+    if c.state == OUTSTANDING:
+        order = c.order
+        lose(w, flow, chunk)
+        on_lost(w, flow, order)
+
+
+@compiled
+def on_ack(w: World, now: int, packet: int) -> None:
+    """An acknowledgement: round trip, window, and what must be lost since this came before it."""
+    p = packets(w)[packet]
+    f = flows(w)[p.flow]
+    measure(w, p.flow, now - p.sent)
+    f.highest = max(f.highest, p.order)
+    f.newest_sent = max(f.newest_sent, p.sent)
+    if acknowledge(w, p.flow, p.chunk):
+        on_acked(w, now, p.flow, now - p.sent, p.marked)
+    if meta(w).policy == REPS and not p.marked:
+        remember(w, p.flow, p.path)
+    while f.out_head != NONE and overdue(w, p.flow):
+        give_up(w, p.flow, f.out_head)
+
+
+@compiled
+def on_bitmap(w: World, flow: int, order: int) -> None:
+    """The pass is over: what the bitmap lacks of what left before the probe is repaired."""
+    f = flows(w)[flow]
+    f.probing = 0
+    f.repair_open = 1
+    while f.out_head != NONE and chunks(w)[f.first_chunk + f.out_head].order < order:
+        if chunks(w)[f.first_chunk + f.out_head].got:
+            acknowledge(w, flow, f.out_head)
+        else:
+            lose(w, flow, f.out_head)
+    repair = f.repair_head
+    while repair != NONE:  # what was taken for lost and was only late
+        if chunks(w)[f.first_chunk + repair].got:
+            acknowledge(w, flow, repair)
+        repair = chunks(w)[f.first_chunk + repair].next
+
+
+@compiled
 def on_answer(w: World, now: int, packet: int) -> None:
     """A control packet has reached a sender."""
     p = packets(w)[packet]
@@ -84,59 +140,22 @@ def on_answer(w: World, now: int, packet: int) -> None:
 
 
 @compiled
-def on_ack(w: World, now: int, packet: int) -> None:
-    """An acknowledgement: round trip, window, and what must be lost since this came before it."""
-    p = packets(w)[packet]
-    f = flows(w)[p.flow]
-    measure(w, p.flow, now - p.sent)
-    f.highest = max(f.highest, p.order)
-    f.newest_sent = max(f.newest_sent, p.sent)
-    if acknowledge(w, p.flow, p.chunk):
-        on_acked(w, now, p.flow, now - p.sent, p.marked)
-    if meta(w).policy == REPS and not p.marked:
-        remember(w, p.flow, p.path)
-    while f.out_head != NONE and overdue(w, p.flow):
-        give_up(w, p.flow, f.out_head)
-
-
-@compiled
-def measure(w: World, flow: int, rtt: int) -> None:
-    """RFC 6298, section 2."""
+def try_again(w: World, now: int, flow: int) -> None:
+    """After a timeout all that is outstanding is lost; all but those of TCP's kind leave the path, REPS holds to good ones."""
     f = flows(w)[flow]
-    if f.srtt == 0.0:
-        f.srtt = float(rtt)
-        f.rttvar = rtt / 2.0
-        return
-    f.rttvar += 0.25 * (abs(f.srtt - rtt) - f.rttvar)
-    f.srtt += 0.125 * (rtt - f.srtt)
-
-
-@compiled
-def give_up(w: World, flow: int, chunk: int) -> None:
-    """A chunk is taken for lost, if it is still waited for."""
-    c = chunks(w)[flows(w)[flow].first_chunk + chunk]
-    if c.state == OUTSTANDING:
-        order = c.order
-        lose(w, flow, chunk)
-        on_lost(w, flow, order)
-
-
-@compiled
-def on_bitmap(w: World, flow: int, order: int) -> None:
-    """The pass is over: what the bitmap lacks of what left before the probe is repaired."""
-    f = flows(w)[flow]
-    f.probing = 0
-    f.repair_open = 1
-    while f.out_head != NONE and chunks(w)[f.first_chunk + f.out_head].order < order:
-        if chunks(w)[f.first_chunk + f.out_head].got:
-            acknowledge(w, flow, f.out_head)
-        else:
-            lose(w, flow, f.out_head)
-    repair = f.repair_head
-    while repair != NONE:  # what was taken for lost and was only late
-        if chunks(w)[f.first_chunk + repair].got:
-            acknowledge(w, flow, repair)
-        repair = chunks(w)[f.first_chunk + repair].next
+    t = transports(w)[f.transport]
+    while f.out_head != NONE:
+        lose(w, flow, f.out_head)
+    on_timeout(w, now, flow)
+    f.freeze_until = now + meta(w).freeze
+    if t.recovery != BY_ORDER:
+        f.path = (f.path + 1) % meta(w).paths
+    if t.control == PULL_PACED:
+        f.credits = max(f.credits, 1)
+    if t.recovery == BY_PASSES and f.next_new == f.chunks and (f.probing or first_repair(w, flow) == NONE):
+        probe(w, now, flow)
+    arm_timeout(w, now, flow)
+    wake(w, now, flow)
 
 
 @compiled
@@ -157,22 +176,3 @@ def on_rto(w: World, now: int, flow: int) -> None:
         fail(w, now, flow)
     else:
         try_again(w, now, flow)
-
-
-@compiled
-def try_again(w: World, now: int, flow: int) -> None:
-    """After a timeout all that is outstanding is lost; all but those of TCP's kind leave the path, REPS holds to good ones."""
-    f = flows(w)[flow]
-    t = transports(w)[f.transport]
-    while f.out_head != NONE:
-        lose(w, flow, f.out_head)
-    on_timeout(w, now, flow)
-    f.freeze_until = now + meta(w).freeze
-    if t.recovery != BY_ORDER:
-        f.path = (f.path + 1) % meta(w).paths
-    if t.control == PULL_PACED:
-        f.credits = max(f.credits, 1)
-    if t.recovery == BY_PASSES and f.next_new == f.chunks and (f.probing or first_repair(w, flow) == NONE):
-        probe(w, now, flow)
-    arm_timeout(w, now, flow)
-    wake(w, now, flow)

@@ -38,72 +38,6 @@ from dblp.sim.fabric.kernel.ways import next_link
 
 
 @compiled
-def run(w: World, until: int, events: int) -> int:
-    """Handle up to ``events`` events, none after ``until``; returns why it came back."""
-    m = meta(w)
-    for _ in range(events):
-        if m.timed_left == 0:
-            return ALL_DONE
-        if m.heap + m.timers == 0:
-            return NOTHING_LEFT
-        if m.free_count < MARGIN + 4 * m.planes:
-            return MORE_PACKETS
-        if meta(w).timers_room - m.timers < m.max_fan:
-            return MORE_TIMERS
-        of_link = m.timers == 0
-        if m.heap and m.timers:
-            of_link = earlier(heap(w), 0, timers(w)[0].at, timers(w)[0].sequence)
-        at = heap(w)[0].at if of_link else timers(w)[0].at
-        if at > until:
-            m.now = until
-            return TIME_OVER
-        m.now = at
-        m.events += 1
-        if of_link:
-            m.heap -= 1
-            on_link(w, at, pop(heap(w), m.heap + 1))
-        else:
-            m.timers -= 1
-            on_timer(w, at, pop(timers(w), m.timers + 1))
-    return PAUSED
-
-
-@compiled
-def on_link(w: World, now: int, value: int) -> None:
-    """An event of a link."""
-    link = value // EVENTS
-    if value % EVENTS == ARRIVE:
-        arrive(w, now, link)
-        return
-    line = links(w)[link]
-    line.scheduled = 0
-    if line.backlog > 0:
-        transmit(w, now, link)
-    if line.unlimited:
-        pump(w, now, line.source)
-
-
-@compiled
-def on_timer(w: World, now: int, value: int) -> None:
-    """Any other event."""
-    index, kind = value // EVENTS, value % EVENTS
-    if kind == START:
-        start(w, now, index)
-    elif kind == RTO:
-        on_rto(w, now, index)
-    elif kind == STALL:
-        on_stall(w, now, index)
-    elif kind == DEADLINE:
-        on_deadline(w, now, index)
-    elif kind == PULL:
-        on_pull(w, now, index)
-    elif kind == LINK_CHANGE:
-        change(w, index)
-    elif kind == SAMPLE:
-        sample(w, now)
-
-
-@compiled
 def arrive(w: World, now: int, link: int) -> None:
     """A packet comes to the end of a link: into the next port, or to its host."""
     packet = land(w, link)
@@ -123,6 +57,21 @@ def arrive(w: World, now: int, link: int) -> None:
     else:
         on_answer(w, now, packet)
         free_packet(w, packet)
+
+
+@compiled
+def on_link(w: World, now: int, value: int) -> None:
+    """An event of a link."""
+    link = value // EVENTS
+    if value % EVENTS == ARRIVE:
+        arrive(w, now, link)
+        return
+    line = links(w)[link]
+    line.scheduled = 0
+    if line.backlog > 0:
+        transmit(w, now, link)
+    if line.unlimited:
+        pump(w, now, line.source)
 
 
 @compiled
@@ -154,3 +103,54 @@ def sample(w: World, now: int) -> None:
     m.sample_row += 1
     if m.heap:
         set_timer(w, now + m.sample_every, SAMPLE)
+
+
+@compiled
+def on_timer(w: World, now: int, value: int) -> None:
+    """Any other event."""
+    index, kind = value // EVENTS, value % EVENTS
+    if kind == START:
+        start(w, now, index)
+    elif kind == RTO:
+        on_rto(w, now, index)
+    elif kind == STALL:
+        on_stall(w, now, index)
+    elif kind == DEADLINE:
+        on_deadline(w, now, index)
+    elif kind == PULL:
+        on_pull(w, now, index)
+    elif kind == LINK_CHANGE:
+        change(w, index)
+    elif kind == SAMPLE:
+        sample(w, now)
+
+
+@compiled
+def run(w: World, until: int, events: int) -> int:
+    """Handle up to ``events`` events, none after ``until``; returns why it came back."""
+    m = meta(w)
+    for _ in range(events):
+        if m.timed_left == 0:
+            return ALL_DONE
+        if m.heap + m.timers == 0:
+            return NOTHING_LEFT
+        if m.free_count < MARGIN + 4 * m.planes:
+            return MORE_PACKETS
+        if meta(w).timers_room - m.timers < m.max_fan:
+            return MORE_TIMERS
+        of_link = m.timers == 0
+        if m.heap and m.timers:
+            of_link = earlier(heap(w), 0, timers(w)[0].at, timers(w)[0].sequence)
+        at = heap(w)[0].at if of_link else timers(w)[0].at
+        if at > until:
+            m.now = until
+            return TIME_OVER
+        m.now = at
+        m.events += 1
+        if of_link:
+            m.heap -= 1
+            on_link(w, at, pop(heap(w), m.heap + 1))
+        else:
+            m.timers -= 1
+            on_timer(w, at, pop(timers(w), m.timers + 1))
+    return PAUSED

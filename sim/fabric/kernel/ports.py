@@ -160,22 +160,17 @@ def admitted(w: World, link: int, packet: int) -> bool:
 
 
 @compiled
-def enqueue(w: World, now: int, link: int, packet: int) -> None:
-    """A packet comes to a port."""
+def fly(w: World, link: int, packet: int, arrives: int) -> None:
+    """A packet is under way on a link; those of one link arrive in order, so only the first has an event."""
     line = links(w)[link]
-    if not line.unlimited and not admitted(w, link, packet):
-        return
-    append(w, link * meta(w).queues + packets(w)[packet].queue, packet)
-    charge(w, link, packets(w)[packet].size)
-    if line.unlimited and packets(w)[packet].kind == DATA:
-        nodes(w)[line.source].waiting += 1
-    if line.scheduled:
-        return
-    if line.free_at > now:
-        line.scheduled = 1
-        schedule(w, line.free_at, link * EVENTS + PORT_FREE)
+    packets(w)[packet].arrives = arrives
+    packets(w)[packet].next = NONE
+    if line.fly_head == NONE:
+        line.fly_head = packet
+        schedule(w, arrives, link * EVENTS + ARRIVE)
     else:
-        transmit(w, now, link)
+        packets(w)[line.fly_tail].next = packet
+    line.fly_tail = packet
 
 
 @compiled
@@ -204,17 +199,22 @@ def transmit(w: World, now: int, link: int) -> None:
 
 
 @compiled
-def fly(w: World, link: int, packet: int, arrives: int) -> None:
-    """A packet is under way on a link; those of one link arrive in order, so only the first has an event."""
+def enqueue(w: World, now: int, link: int, packet: int) -> None:
+    """A packet comes to a port."""
     line = links(w)[link]
-    packets(w)[packet].arrives = arrives
-    packets(w)[packet].next = NONE
-    if line.fly_head == NONE:
-        line.fly_head = packet
-        schedule(w, arrives, link * EVENTS + ARRIVE)
+    if not line.unlimited and not admitted(w, link, packet):
+        return
+    append(w, link * meta(w).queues + packets(w)[packet].queue, packet)
+    charge(w, link, packets(w)[packet].size)
+    if line.unlimited and packets(w)[packet].kind == DATA:
+        nodes(w)[line.source].waiting += 1
+    if line.scheduled:
+        return
+    if line.free_at > now:
+        line.scheduled = 1
+        schedule(w, line.free_at, link * EVENTS + PORT_FREE)
     else:
-        packets(w)[line.fly_tail].next = packet
-    line.fly_tail = packet
+        transmit(w, now, link)
 
 
 @compiled

@@ -41,20 +41,24 @@ from dblp.sim.fabric.kernel.ways import next_link, next_usable
 
 
 @compiled
-def on_packet(w: World, now: int, packet: int) -> None:
-    """A data packet or a probe has reached its host."""
+def send_control(w: World, now: int, packet: int, source: int) -> None:
+    """A control packet leaves a host: class 0, first queue, never marked."""
     p = packets(w)[packet]
-    flow = p.flow
-    t = transports(w)[flows(w)[flow].transport]
-    if p.kind == DATA and not p.trimmed:
-        take(w, now, flow, p.chunk)
-    if t.recovery == NEVER:
-        free_packet(w, packet)
-        return
-    if t.control == PULL_PACED and flows(w)[flow].state == ACTIVE:
-        add_pull(w, now, flow)
-    kind = BITMAP if p.kind == PROBE else NACK if p.trimmed else ACK
-    answer(w, now, packet, kind)
+    p.cls, p.ecn, p.trimmed = 0, 0, 0
+    p.queue = 0
+    p.path = next_usable(w, source, p.target, p.path)
+    count(w, SENT, packet)
+    enqueue(w, now, next_link(w, source, p.target, p.path), packet)
+
+
+@compiled
+def answer(w: World, now: int, packet: int, kind: int) -> None:
+    """A packet goes back as its own answer, over the path that it came by."""
+    p = packets(w)[packet]
+    f = flows(w)[p.flow]
+    p.kind, p.target, p.size = kind, f.source, transports(w)[f.transport].ack
+    p.stop = 1 if f.state != ACTIVE else 0
+    send_control(w, now, packet, f.target)
 
 
 @compiled
@@ -80,24 +84,47 @@ def take(w: World, now: int, flow: int, chunk: int) -> None:
 
 
 @compiled
-def answer(w: World, now: int, packet: int, kind: int) -> None:
-    """A packet goes back as its own answer, over the path that it came by."""
-    p = packets(w)[packet]
-    f = flows(w)[p.flow]
-    p.kind, p.target, p.size = kind, f.source, transports(w)[f.transport].ack
-    p.stop = 1 if f.state != ACTIVE else 0
-    send_control(w, now, packet, f.target)
+def join_pulls(w: World, flow: int) -> None:
+    """A flow joins its receiver's ring of pulls."""
+    f = flows(w)[flow]
+    n = nodes(w)[f.target]
+    f.on_pull_ring = 1
+    f.pull_next = NONE
+    if n.pull_head == NONE:
+        n.pull_head = flow
+    else:
+        flows(w)[n.pull_tail].pull_next = flow
+    n.pull_tail = flow
 
 
 @compiled
-def send_control(w: World, now: int, packet: int, source: int) -> None:
-    """A control packet leaves a host: class 0, first queue, never marked."""
+def add_pull(w: World, now: int, flow: int) -> None:
+    """Each packet that came, whole or trimmed, is worth one more: it is asked for in turn, at the rate of the host's link."""
+    f = flows(w)[flow]
+    n = nodes(w)[f.target]
+    f.pulls += 1
+    if not f.on_pull_ring:
+        join_pulls(w, flow)
+    if not n.pull_armed:
+        n.pull_armed = 1
+        set_timer(w, max(now, n.pull_at), f.target * EVENTS + PULL)
+
+
+@compiled
+def on_packet(w: World, now: int, packet: int) -> None:
+    """A data packet or a probe has reached its host."""
     p = packets(w)[packet]
-    p.cls, p.ecn, p.trimmed = 0, 0, 0
-    p.queue = 0
-    p.path = next_usable(w, source, p.target, p.path)
-    count(w, SENT, packet)
-    enqueue(w, now, next_link(w, source, p.target, p.path), packet)
+    flow = p.flow
+    t = transports(w)[flows(w)[flow].transport]
+    if p.kind == DATA and not p.trimmed:
+        take(w, now, flow, p.chunk)
+    if t.recovery == NEVER:
+        free_packet(w, packet)
+        return
+    if t.control == PULL_PACED and flows(w)[flow].state == ACTIVE:
+        add_pull(w, now, flow)
+    kind = BITMAP if p.kind == PROBE else NACK if p.trimmed else ACK
+    answer(w, now, packet, kind)
 
 
 @compiled
@@ -135,33 +162,6 @@ def on_deadline(w: World, now: int, flow: int) -> None:
     complete(w, now, flow)
     meta(w).short_flows += 1
     tell(w, now, flow, ACK)
-
-
-@compiled
-def add_pull(w: World, now: int, flow: int) -> None:
-    """Each packet that came, whole or trimmed, is worth one more: it is asked for in turn, at the rate of the host's link."""
-    f = flows(w)[flow]
-    n = nodes(w)[f.target]
-    f.pulls += 1
-    if not f.on_pull_ring:
-        join_pulls(w, flow)
-    if not n.pull_armed:
-        n.pull_armed = 1
-        set_timer(w, max(now, n.pull_at), f.target * EVENTS + PULL)
-
-
-@compiled
-def join_pulls(w: World, flow: int) -> None:
-    """A flow joins its receiver's ring of pulls."""
-    f = flows(w)[flow]
-    n = nodes(w)[f.target]
-    f.on_pull_ring = 1
-    f.pull_next = NONE
-    if n.pull_head == NONE:
-        n.pull_head = flow
-    else:
-        flows(w)[n.pull_tail].pull_next = flow
-    n.pull_tail = flow
 
 
 @compiled

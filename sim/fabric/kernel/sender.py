@@ -218,6 +218,18 @@ def make_packet(w: World, now: int, flow: int, kind: int, cls: int) -> int:
 
 
 @compiled
+def probe(w: World, now: int, flow: int) -> None:
+    """All have left: the receiver is asked for its bitmap, behind them in the same queue."""
+    f = flows(w)[flow]
+    f.probing = 1
+    f.repair_open = 0
+    packet = make_packet(w, now, flow, PROBE, f.cls)
+    path = next_usable(w, f.source, f.target, packets(w)[packet].path)
+    enqueue(w, now, next_link(w, f.source, f.target, path), packet)
+    arm_timeout(w, now, flow)
+
+
+@compiled
 def send_chunk(w: World, now: int, flow: int) -> None:
     """A flow sends a packet; one that never repairs is done with the last."""
     f = flows(w)[flow]
@@ -241,15 +253,3 @@ def send_chunk(w: World, now: int, flow: int) -> None:
     join_outstanding(w, now, flow, chunk)
     if t.recovery == BY_PASSES and not f.probing and f.next_new == f.chunks and first_repair(w, flow) == NONE:
         probe(w, now, flow)
-
-
-@compiled
-def probe(w: World, now: int, flow: int) -> None:
-    """All have left: the receiver is asked for its bitmap, behind them in the same queue."""
-    f = flows(w)[flow]
-    f.probing = 1
-    f.repair_open = 0
-    packet = make_packet(w, now, flow, PROBE, f.cls)
-    path = next_usable(w, f.source, f.target, packets(w)[packet].path)
-    enqueue(w, now, next_link(w, f.source, f.target, path), packet)
-    arm_timeout(w, now, flow)

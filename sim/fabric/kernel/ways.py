@@ -61,6 +61,21 @@ def next_usable(w: World, source: int, target: int, path: int) -> int:
 
 
 @compiled
+def recycled(w: World, now: int, flow: int) -> int:
+    """REPS: the oldest cached path, each once; a random one if there is none. Frozen: cached ones again and again."""
+    f = flows(w)[flow]
+    if f.cached == 0:
+        return below(w, meta(w).paths)
+    path = cached(w)[flow * CACHED_PATHS + f.cached_first]
+    f.cached_first = (f.cached_first + 1) % CACHED_PATHS
+    if now < f.freeze_until:
+        cached(w)[flow * CACHED_PATHS + (f.cached_first + f.cached - 1) % CACHED_PATHS] = path
+    else:
+        f.cached -= 1
+    return int(path)
+
+
+@compiled
 def pick_path(w: World, now: int, flow: int) -> int:
     """The path of a flow's next packet."""
     f = flows(w)[flow]
@@ -80,21 +95,6 @@ def pick_path(w: World, now: int, flow: int) -> int:
 
 
 @compiled
-def recycled(w: World, now: int, flow: int) -> int:
-    """REPS: the oldest cached path, each once; a random one if there is none. Frozen: cached ones again and again."""
-    f = flows(w)[flow]
-    if f.cached == 0:
-        return below(w, meta(w).paths)
-    path = cached(w)[flow * CACHED_PATHS + f.cached_first]
-    f.cached_first = (f.cached_first + 1) % CACHED_PATHS
-    if now < f.freeze_until:
-        cached(w)[flow * CACHED_PATHS + (f.cached_first + f.cached - 1) % CACHED_PATHS] = path
-    else:
-        f.cached -= 1
-    return int(path)
-
-
-@compiled
 def remember(w: World, flow: int, path: int) -> None:
     """REPS: a path acknowledged without a mark."""
     f = flows(w)[flow]
@@ -102,17 +102,6 @@ def remember(w: World, flow: int, path: int) -> None:
         return
     cached(w)[flow * CACHED_PATHS + (f.cached_first + f.cached) % CACHED_PATHS] = path
     f.cached += 1
-
-
-@compiled
-def next_link(w: World, node: int, target: int, path: int) -> int:
-    """The link that a packet takes from a node."""
-    link = down_link(w, node, target)
-    if link != NONE:
-        return link
-    if meta(w).policy == ADAPTIVE and node >= meta(w).hosts:
-        return shortest(w, node, target)
-    return uplink(w, node, path)
 
 
 @compiled
@@ -129,3 +118,14 @@ def shortest(w: World, node: int, target: int) -> int:
             if beyond == NONE or links(w)[beyond].known:
                 best, least = link, links(w)[link].backlog
     return int(best)
+
+
+@compiled
+def next_link(w: World, node: int, target: int, path: int) -> int:
+    """The link that a packet takes from a node."""
+    link = down_link(w, node, target)
+    if link != NONE:
+        return link
+    if meta(w).policy == ADAPTIVE and node >= meta(w).hosts:
+        return shortest(w, node, target)
+    return uplink(w, node, path)
