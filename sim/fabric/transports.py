@@ -55,7 +55,7 @@ class TransportSpec:
     """First window; 0: what is under way at the host's rate in a base round trip."""
     min_rto: Seconds = Seconds(1e-3)
     """Least retransmission timeout."""
-    max_timeouts: int = 12
+    max_timeouts: int = 20
     """So many in a row without an answer, each twice as long up to 64 times, and the flow has failed."""
     target_rtts: float = 1.5
     """delay: round trips that are tolerated, in base round trips; one more packet time a hop on top."""

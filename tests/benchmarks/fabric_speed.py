@@ -40,13 +40,18 @@ class SimpyFabric:
         self.finished: list[float] = []
         fabric = plan.fabric
         self.stores = [simpy.Store(self.env) for _ in fabric.sources]
-        for link, store in enumerate(self.stores):
-            self.env.process(self.port(store, float(fabric.rates[link]), float(fabric.delays[link])))
+        self.unsent: list[list[Any]] = [[] for _ in fabric.sources]
+        for link in range(len(self.stores)):
+            self.env.process(self.port(link, float(fabric.rates[link]), float(fabric.delays[link])))
 
-    def port(self, store: simpy.Store, rate: float, delay: float) -> Generator[Any, Any, None]:
-        """Serve one queue for ever."""
+    def port(self, link: int, rate: float, delay: float) -> Generator[Any, Any, None]:
+        """Serve one queue for ever; a host's next packet comes when one leaves, so that acknowledgements need not wait for
+        all."""
+        store, unsent = self.stores[link], self.unsent[link]
         while True:
             packet = yield store.get()
+            if unsent and not packet[3]:
+                store.put(unsent.pop())
             yield self.env.timeout(packet[0] * 8.0 / rate)
             self.hops += 1
             self.env.timeout(delay, packet).callbacks.append(self.arrive)
@@ -85,7 +90,11 @@ class SimpyFabric:
             )
             for number in range(packets):
                 size = spec.header + min(spec.payload, nbytes - number * spec.payload)
-                self.stores[route[0]].put((size, route, 0, False, flow))
+                self.unsent[route[0]].append((size, route, 0, False, flow))
+        for store, unsent in zip(self.stores, self.unsent, strict=True):
+            unsent.reverse()
+            if unsent:
+                store.put(unsent.pop())
         self.env.run()
 
 

@@ -78,8 +78,7 @@ def connect(plan: dict, nodes: "ns.NodeContainer") -> dict:
         helper.SetDeviceAttribute("DataRate", ns.StringValue(f"{int(rate)}bps"))
         helper.SetChannelAttribute("Delay", ns.StringValue(f"{round(delay * 1e12)}ps"))
         helper.SetQueue("ns3::DropTailQueue", "MaxSize", ns.QueueSizeValue(ns.QueueSize(f"{queue}B")))
-        pair = ns.NodeContainer(nodes.Get(a), nodes.Get(b))
-        devices = helper.Install(pair)
+        devices = helper.Install(nodes.Get(a), nodes.Get(b))
         base = ns.Ipv4AddressHelper(
             ns.Ipv4Address(f"10.{number // 250}.{number % 250}.0"), ns.Ipv4Mask("255.255.255.0")
         )

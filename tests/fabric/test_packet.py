@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes 
 
 PACKET, PAYLOAD = 1500, 1424
 S_A_PACKET = PACKET * 8 / 10e9
+S_AN_ACK = 64 * 8 / 10e9
 DELAY_S = 1e-6
 WIDE = {"transport__control": "window", "transport__initial_window": "64M"}
 """A window that no flow here fills: line rate."""
@@ -80,14 +81,18 @@ def test_senders_to_one_share_its_link_evenly(senders):
 
 def test_two_flows_of_one_host_take_turns():
     outcome = run_flows(star(**WIDE), lambda graph: graph.flows(0, [1, 2], 100 * PAYLOAD))
-    assert abs(outcome.times_s[0] - outcome.times_s[1]) <= 2 * S_A_PACKET
+    assert (
+        abs(outcome.times_s[0] - outcome.times_s[1]) <= 4 * S_A_PACKET
+    )  # one in service, one waiting at first
 
 
 def test_a_ring_takes_its_steps_one_after_another():
-    """2 (n - 1) steps of a shard's packets, each with one more packet time and two delays."""
+    """2 (n - 1) steps of a shard's packets, each with one more packet time and two delays; at most an acknowledgement before
+    each."""
     shard = 10 * PAYLOAD
     outcome = run_packet(star(workload__size=4 * shard, **WIDE))
-    assert outcome.times_s[0] == pytest.approx(6 * (11 * S_A_PACKET + 2 * DELAY_S), abs=1e-11)
+    least = 6 * (11 * S_A_PACKET + 2 * DELAY_S)
+    assert least - 1e-11 <= outcome.times_s[0] <= least + 6 * 11 * S_AN_ACK
 
 
 def test_direct_takes_two_legs():
@@ -98,7 +103,7 @@ def test_direct_takes_two_legs():
         star(workload__size=4 * shard, workload__algorithm="direct", switch__buffer="8M", **WIDE)
     )
     least = 2 * (301 * S_A_PACKET + 2 * DELAY_S)
-    assert least <= outcome.times_s[0] + 1e-12 <= least + 12 * S_A_PACKET
+    assert least <= outcome.times_s[0] + 1e-12 <= least + 2 * 301 * S_AN_ACK + 12 * S_A_PACKET
 
 
 @pytest.mark.parametrize(
@@ -160,8 +165,10 @@ def test_packets_are_conserved_and_all_arrives(model, policy):
 @pytest.mark.parametrize("loss", [0.0, 1e-6, 0.5, 1.0])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_loss_ends(model, loss):
+    """Half of the packets and half of the answers: a timeout in four round trips of five, so patience is needed."""
+    patient = {"transport__max_timeouts": 40, "until": 1e6}
     failures = [{"link": "hosts", "loss": loss, "one_way": True}]
-    outcome = run_packet(leaf_spine(model, "spray", failures=failures, workload__size="64K"))
+    outcome = run_packet(leaf_spine(model, "spray", failures=failures, workload__size="64K", **patient))
     assert outcome.ended == ("failed" if loss == 1.0 else "done")
     assert_conserved(outcome)
     assert np.isnan(outcome.times_s).all() == (loss == 1.0)
@@ -195,7 +202,14 @@ def test_one_seed_is_one_run_and_another_is_another(policy):
 def test_no_flow_misses_more_than_its_bound(model, bound):
     failures = [{"link": "hosts", "loss": 0.3, "one_way": True}]
     outcome = run_packet(
-        leaf_spine(model, "spray", transport__loss_bound=bound, workload__size="2M", failures=failures)
+        leaf_spine(
+            model,
+            "spray",
+            transport__loss_bound=bound,
+            transport__max_timeouts=40,
+            workload__size="2M",
+            failures=failures,
+        )  # fmt: skip
     )
     assert outcome.ended == "done"
     assert (outcome.flows["missing"] <= np.floor(outcome.flows["chunks"] * bound)).all()
@@ -263,7 +277,7 @@ def test_the_lower_queue_passes_the_others():
 
 
 def test_droppable_packets_are_dropped_first():
-    switch = {"buffer": "1M", "classes": [{}], "droppable": [{"drop": "30K"}]}
+    switch = {"buffer": "8M", "classes": [{}], "droppable": [{"drop": "30K"}]}
     outcome = run_packet(
         star(
             switch=switch, transport__model="dblp", transport__control="none", transport__droppable_share=0.5,
@@ -354,16 +368,14 @@ def test_hosts_that_are_cut_off_fail_their_flows_alone():
 
 @pytest.mark.parametrize("model", ["dblp", "dctcp", "tcp"])
 def test_flows_that_start_together_starve_nobody(model):
-    """Eight flows to one port: over ten seeds each gets about an eighth."""
-    load = {"workload__kind": "incast", "workload__size": "256K", "workload__ranks": 9, "jitter": 50e-9}
-    finish = np.array(
-        [np.sort(run_packet(leaf_spine(model, "ecmp", **load), seed).flows["finish_s"]) for seed in range(10)]
-    )
-    by_host = np.array(
-        [run_packet(leaf_spine(model, "ecmp", **load), seed).flows["finish_s"] for seed in range(10)]
-    ).mean(axis=0)
-    assert by_host.max() < 2.0 * by_host.min()
-    assert np.isfinite(finish).all()
+    """Eight equal flows to one port, twenty seeds: each host's mean place at the finish is the middle one, 3.5, within four
+    of its standard deviations of 2.29 / sqrt(20)."""
+    table = {"workload__kind": "incast", "workload__size": "256K", "topology__hosts": 9, "jitter": 50e-9}
+    switch = {"buffer": "512K", "classes": [{"mark_min": "60K"}]}
+    runs = [run_packet(star(transport__model=model, switch=switch, **table), seed) for seed in range(20)]
+    places = np.array([np.argsort(np.argsort(run.flows["finish_s"])) for run in runs])
+    assert all(run.ended == "done" for run in runs)
+    assert np.abs(places.mean(axis=0) - 3.5).max() < 4 * 2.29 / 20**0.5
 
 
 def test_background_and_microbursts_delay_but_are_not_timed():

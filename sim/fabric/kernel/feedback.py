@@ -10,9 +10,9 @@ from dblp.sim.fabric.kernel.hosts import wake
 from dblp.sim.fabric.kernel.sender import (
     acknowledge,
     arm_timeout,
-    first_repair,
     lose,
     overdue,
+    pass_over,
     probe,
     timeout,
 )
@@ -152,7 +152,7 @@ def try_again(w: World, now: int, flow: int) -> None:
         f.path = (f.path + 1) % meta(w).paths
     if t.control == PULL_PACED:
         f.credits = max(f.credits, 1)
-    if t.recovery == BY_PASSES and f.next_new == f.chunks and (f.probing or first_repair(w, flow) == NONE):
+    if t.recovery == BY_PASSES and pass_over(w, flow):
         probe(w, now, flow)
     arm_timeout(w, now, flow)
     wake(w, now, flow)

@@ -218,6 +218,13 @@ def make_packet(w: World, now: int, flow: int, kind: int, cls: int) -> int:
 
 
 @compiled
+def pass_over(w: World, flow: int) -> bool:
+    """Whether all of a pass have left: of the first, all chunks; of the others, what the last bitmap lacked."""
+    f = flows(w)[flow]
+    return bool(f.next_new == f.chunks and (not f.repair_open or first_repair(w, flow) == NONE))
+
+
+@compiled
 def probe(w: World, now: int, flow: int) -> None:
     """All have left: the receiver is asked for its bitmap, behind them in the same queue."""
     f = flows(w)[flow]
@@ -251,5 +258,5 @@ def send_chunk(w: World, now: int, flow: int) -> None:
     if f.inflight == 0 or not f.rto_armed:
         arm_timeout(w, now, flow)
     join_outstanding(w, now, flow, chunk)
-    if t.recovery == BY_PASSES and not f.probing and f.next_new == f.chunks and first_repair(w, flow) == NONE:
+    if t.recovery == BY_PASSES and pass_over(w, flow):
         probe(w, now, flow)
