@@ -209,7 +209,7 @@ def test_no_flow_misses_more_than_its_bound(model, bound):
             transport__max_timeouts=40,
             workload__size="2M",
             failures=failures,
-        )  # fmt: skip
+        )
     )
     assert outcome.ended == "done"
     assert (outcome.flows["missing"] <= np.floor(outcome.flows["chunks"] * bound)).all()
