@@ -9,6 +9,7 @@ destination has one route.
 import json
 import sys
 import time
+from typing import Any
 
 from ns import ns
 
@@ -58,7 +59,7 @@ def main() -> None:
     json.dump({"finished": [float(t) for t in finished], "wall_s": wall_s, "events": events}, sys.stdout)
 
 
-def configure(plan: dict) -> None:
+def configure(plan: dict[str, Any]) -> None:
     """Segments, windows, timeouts as the plan has them."""
     default = ns.Config.SetDefault
     default("ns3::TcpL4Protocol::SocketType", ns.StringValue("ns3::TcpLinuxReno"))
@@ -70,9 +71,9 @@ def configure(plan: dict) -> None:
     default("ns3::TcpSocketBase::MinRto", ns.TimeValue(ns.MilliSeconds(200)))
 
 
-def connect(plan: dict, nodes: "ns.NodeContainer") -> dict:
+def connect(plan: dict[str, Any], nodes: "ns.NodeContainer") -> dict[str, Any]:
     """Cables, addresses; for each directed link (a, b): the address of b and a's interface."""
-    found = {"host": {}, "next": {}, "interface": {}}
+    found: dict[str, dict[Any, Any]] = {"host": {}, "next": {}, "interface": {}}
     for number, (a, b, rate, delay, queue) in enumerate(plan["cables"]):
         helper = ns.PointToPointHelper()
         helper.SetDeviceAttribute("DataRate", ns.StringValue(f"{int(rate)}bps"))
@@ -100,7 +101,7 @@ def add_route(node: "ns.Node", target: "ns.Ipv4Address", hop: "ns.Ipv4Address", 
     table.AddHostRouteTo(target, hop, interface)
 
 
-def start(plan: dict, nodes: "ns.NodeContainer", hosts: dict) -> list:
+def start(plan: dict[str, Any], nodes: "ns.NodeContainer", hosts: dict[int, Any]) -> list[Any]:
     """A bulk sender and a sink for each flow, on a port of its own."""
     sinks = []
     for number, (source, target, nbytes, at) in enumerate(plan["flows"]):
@@ -118,7 +119,7 @@ def start(plan: dict, nodes: "ns.NodeContainer", hosts: dict) -> list:
     return sinks
 
 
-def watch(plan: dict, sinks: list) -> "ns.cppyy.gbl.std.vector":
+def watch(plan: dict[str, Any], sinks: list[Any]) -> "ns.cppyy.gbl.std.vector":
     """Look every ``tick`` seconds which sinks have all; that is the precision of the times. -1: not done."""
     ns.cppyy.cppdef(_WATCH)
     watched = ns.cppyy.gbl.watched

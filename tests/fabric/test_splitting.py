@@ -18,7 +18,8 @@ SHAPES = [(2, 2, 1), (2, 3, 2), (3, 4, 5), (4, 6, 4), (4, 8, 3), (5, 5, 7), (8, 
 """Leaves, spines, hosts under a leaf."""
 
 
-def plan_of(leaves, spines, under, algorithm, seed=0):
+def plan_of(shape, algorithm, seed=0):
+    leaves, spines, under = shape
     hosts = leaves * under
     exact = lcm(*range(1, spines + 1)) * hosts * 1500  # shards that every number of parts divides
     return make_plan(
@@ -43,7 +44,7 @@ def plan_of(leaves, spines, under, algorithm, seed=0):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_load_of_each_link_is_exactly_that_of_ideal_spraying(shape, algorithm, seed):
     """Bytes are integers, and every flow is divisible: no tolerance is needed."""
-    plan = plan_of(*shape, algorithm, seed)
+    plan = plan_of(shape, algorithm, seed)
     loads = fixed_loads(plan.tasks, plan.fabric, plan.paths)
     inner = plan.fabric.fabric_links()
     assert [Fraction(int(load)) for load in loads[inner]] == [
