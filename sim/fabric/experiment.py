@@ -22,6 +22,7 @@ The TOML of an experiment::
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import itertools
 import json
@@ -95,7 +96,7 @@ class Case:
     @property
     def key(self) -> str:
         """Of its result, among those of earlier runs: it changes with anything that the result depends on."""
-        text = json.dumps([self.table, self.seed, self.engine], sort_keys=True)
+        text = json.dumps([self.table, self.seed, self.engine, code_digest()], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -145,6 +146,15 @@ class Experiment:
         return Case(
             experiment=self.name, policy=arm.policy, point=point, seed=seed, table=table, engine=self.engine
         )
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of the simulator's own source: results of other code are not taken for this one's."""
+    digest = hashlib.blake2b(digest_size=12)
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def experiment_names() -> list[str]:
