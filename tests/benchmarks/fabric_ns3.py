@@ -25,7 +25,7 @@ from dblp.sim.fabric.packet import Plan, make_plan, run_plan
 from dblp.sim.fabric.topology import NO_LINK, Fabric
 
 HEADER, PAYLOAD = 54, 1448
-TICK_S = 2e-6
+TICK_S = 10e-6
 UNTIL_S = 5.0
 TCP = {
     "model": "tcp",
