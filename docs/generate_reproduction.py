@@ -22,10 +22,10 @@ MACHINE = "shared virtual machine with 2 cores (AMD EPYC)"
 HEAD = f"""# The papers' figures, and ours
 
 Each experiment of the fabric simulator ([fabric.md](fabric.md)) beside the paper that it is after. Made by
-`dblp sim run NAME --json FOLDER/NAME.json` for each name and `python docs/generate_reproduction.py FOLDER`, on a {MACHINE},
-{WHEN}; simulated times do not depend on the machine. A figure is a measure of one policy over that of another, less 1: -30 %
-is 30 % less time. `ours` is at the point that is named, or the best of all points. Figures that fall short stand as they are,
-with the reason.
+`dblp sim run NAME --json FOLDER/NAME.json` for each name and `python docs/generate_reproduction.py FOLDER`, on a
+{MACHINE}, {WHEN}; simulated times do not depend on the machine. A figure is a measure of
+one policy over that of another, less 1: -30 % is 30 % less time. `ours` is at the point that is named, or the best of all points.
+Figures that fall short stand as they are, with the reason.
 """
 
 
