@@ -12,7 +12,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check torch==2.13.0
-	$(PY) -m pip install -q --disable-pip-version-check -e '.[torch,train,frameworks,lab,crypto,dev]'
+	$(PY) -m pip install -q --disable-pip-version-check -e '.[torch,train,frameworks,lab,sim,crypto,dev]'
 	touch $@
 
 train: install

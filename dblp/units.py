@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import NewType
 
 from dblp.errors import ConfigError
+
+ByteCount = NewType("ByteCount", int)
+"""A size, bytes."""
+Seconds = NewType("Seconds", float)
+"""A span of time, seconds."""
+BitsPerSecond = NewType("BitsPerSecond", float)
+"""A rate, bits per second."""
+Picoseconds = NewType("Picoseconds", int)
+"""Simulated time of the packet engine: 64 bits of them are 106 days, and a byte at 400 Gb/s is exactly 20."""
+PS_PER_S = 1_000_000_000_000
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -46,6 +57,11 @@ def parse_seconds(text: str) -> float:
 def parse_bps(text: str) -> float:
     """Read a rate in bits per second: ``"1gbit"`` is 1e9 (powers of 1000); raises ConfigError."""
     return _parse(text, _RATES, "rate")
+
+
+def picoseconds(seconds: float) -> Picoseconds:
+    """Round a time in seconds to the packet engine's unit."""
+    return Picoseconds(round(seconds * PS_PER_S))
 
 
 def format_bytes(size: float) -> str:

@@ -8,6 +8,7 @@ from dblp.errors import LocalError
 
 _EXTRAS = {
     "torch": ("torch", "torch"),
+    "numba": ("numba", "sim"),
     "sklearn": ("scikit-learn", "train"),
     "matplotlib": ("matplotlib", "train"),
     "scapy": ("scapy", "lab"),

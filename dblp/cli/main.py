@@ -19,6 +19,7 @@ from dblp.cli.bench.command import allreduce
 from dblp.cli.doctor import doctor
 from dblp.cli.lab.command import lab
 from dblp.cli.pcap import pcap
+from dblp.cli.sim.command import sim
 from dblp.cli.train.command import train
 from dblp.errors import DblpError
 
@@ -41,6 +42,7 @@ bench.command()(burst)
 bench.callback()(lambda: None)
 app.command()(train)
 app.add_typer(bench, name="bench")
+app.add_typer(sim, name="sim")
 app.command()(doctor)
 app.command()(pcap)
 app.add_typer(lab, name="lab")

@@ -1,0 +1,1 @@
+"""``dblp sim``: experiments in the fabric simulator."""

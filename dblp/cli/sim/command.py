@@ -1,0 +1,233 @@
+"""``dblp sim``: run an experiment, list them, make a model's trace. Options, progress, tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dblp.cli.extras import require
+from dblp.cli.options import parse_seeds
+from dblp.errors import ConfigError
+from dblp.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dblp.sim.fabric.experiment import Case, Experiment
+    from dblp.sim.fabric.sweep import CaseResult
+
+sim = typer.Typer(
+    help="Experiments in the fabric simulator: switches, paths, transports, up to a thousand hosts.",
+    no_args_is_help=True,
+)
+
+
+@sim.command("run")
+def run_experiment(
+    experiment: Annotated[str, typer.Argument(help="A name that `dblp sim list` shows, or a TOML file.")],
+    seeds: Annotated[str, typer.Option(help="How many seeds, or the seeds themselves with a comma.")] = "",
+    processes: Annotated[int, typer.Option(help="Runs at a time; 0: one a core.")] = 0,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of results: what is there is not run again.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw queues, loads, completion and a time line.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with tables and pictures.")] = None,
+) -> None:
+    """Run an experiment: all its arms at all its points, and a paper's figures beside ours."""
+    from dblp.sim.fabric.experiment import load_experiment
+
+    if processes < 0:
+        raise ConfigError(f"--processes {processes}: a number, or 0 for one a core")
+    loaded = load_experiment(experiment)
+    chosen = parse_seeds(seeds) if seeds else list(range(loaded.seeds))
+    require("numba", *(["matplotlib"] if png or html else []))
+    _run(loaded, chosen, processes or len(os.sched_getaffinity(0)), resume, json, png, html)
+
+
+@sim.command("list")
+def list_experiments() -> None:
+    """Show the experiments and the models' traces of the package."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from dblp.sim.fabric.experiment import experiment_names, load_experiment
+    from dblp.sim.fabric.traces import load_trace, trace_names
+
+    table = Table("experiment", "arms", "points", "title", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in experiment_names():
+        found = load_experiment(name)
+        table.add_row(name, str(len(found.arms)), str(len(list(found.points()))), found.title)
+    console = Console()
+    console.print(table)
+    for name in trace_names():
+        trace = load_trace(name)
+        size = f"{trace.nbytes / 1e6:.1f} MB, {len(trace.layers)} layers"
+        console.print(
+            f"trace {name}: {size}, {format_seconds(trace.compute_s)} a step ({trace.source})",
+            highlight=False,
+        )
+
+
+@sim.command("trace")
+def make_model_trace(
+    model: Annotated[str, typer.Argument(help="resnet50, vgg16 or gpt2.")],
+    output: Annotated[Path, typer.Option(help="Where to write it.")],
+    batch: Annotated[int, typer.Option(help="Samples of a step and worker; 0: the model's own.")] = 0,
+    rate: Annotated[float, typer.Option(help="FLOP/s of a worker; 0: half of a V100.")] = 0.0,
+) -> None:
+    """Make the trace of a model's step: its layers' sizes, and times from their FLOPs."""
+    from dblp.cli.host import write_json
+    from dblp.sim.fabric.models import RATE, make_trace
+
+    if batch < 0 or rate < 0:
+        raise ConfigError(f"--batch {batch}, --rate {rate:g}: must not be negative")
+    write_json(output, make_trace(model, batch, rate or RATE))
+
+
+def _run(
+    experiment: Experiment,
+    seeds: list[int],
+    processes: int,
+    folder: Path | None,
+    json: Path | None,
+    png: Path | None,
+    html: Path | None,
+) -> None:
+    from rich.console import Console
+
+    from dblp.sim.fabric.sweep import claims, records
+
+    console = Console()
+    console.print(f"[bold]dblp sim run {experiment.name}[/]: {experiment.title}", highlight=False)
+    results = _results(experiment, seeds, processes, folder, console, pictured=bool(png or html))
+    rows = records(experiment, results)
+    found = claims(experiment, rows)
+    console.print(records_table(rows))
+    if found:
+        console.print(claims_table(found))
+    for note in filter(None, (experiment.paper and f"paper: {experiment.paper}", experiment.why)):
+        console.print(note, highlight=False)
+    _write(experiment, rows, found, results, json, png, html, console)
+
+
+def _results(
+    experiment: Experiment,
+    seeds: list[int],
+    processes: int,
+    folder: Path | None,
+    console: Console,
+    *,
+    pictured: bool,
+) -> list[CaseResult]:
+    """Run all cases, and show how far they are."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from dblp.cli.worker import die_with_parent
+    from dblp.sim.fabric.sweep import run_cases
+
+    cases = experiment.cases(seeds)
+    last = list(experiment.points())[-1]
+
+    def shown(case: Case) -> bool:
+        return pictured and case.point == last and case.seed == seeds[0]
+
+    results = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("runs", total=len(cases))
+        for result in run_cases(
+            cases, processes=processes, folder=folder, pictured=shown, initializer=die_with_parent, initargs=(os.getpid(),)
+        ):  # fmt: skip
+            results.append(result)
+            progress.update(task, advance=1, description=f"{result.policy}, seed {result.seed}")
+    return results
+
+
+def _write(
+    experiment: Experiment,
+    rows: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    results: list[CaseResult],
+    json: Path | None,
+    png: Path | None,
+    html: Path | None,
+    console: Console,
+) -> None:
+    from dblp.cli.host import document, write_json
+
+    if json is not None:
+        facts = {"title": experiment.title, "paper": experiment.paper, "why": experiment.why, "claims": found}
+        write_json(json, document("sim run", rows, **facts))
+    if png is not None or html is not None:
+        from dblp.cli.sim.page import write_page
+        from dblp.cli.sim.pictures import draw
+
+        image = draw(experiment, rows, results)
+        if png is not None:
+            write_file(png, image, "--png")
+        if html is not None:
+            write_page(html, experiment, rows, found, image)
+    for path in (json, png, html):
+        if path is not None:
+            console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def write_file(path: Path, content: bytes, option: str) -> None:
+    """Write a file, with its folder if need be; raises ConfigError that names the option and the path."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from None
+
+
+def records_table(rows: list[dict[str, Any]]) -> Table:
+    """One row for each arm and point."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    axes = [name for name in rows[0] if "." in name]
+    for heading in ("policy", *axes, "hosts", "mean", "p99", "max link load", "missing", "unfinished"):
+        table.add_column(
+            heading, justify="left" if heading == "policy" else "right", no_wrap=heading == "policy"
+        )
+    before = None
+    for row in rows:
+        point = [row[name] for name in axes]
+        if before not in (None, point):
+            table.add_section()
+        before = point
+        table.add_row(row["policy"], *map(str, point), *cells(row))
+    return table
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A record's figures as text."""
+    seconds = ["-" if row[name] is None else format_seconds(row[name]) for name in ("completion_s", "p99_s")]
+    ratio = row["max_link_load_ratio"]
+    load = "-" if ratio is None else f"{ratio:.3f}"
+    return [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}", str(row["unfinished"])]
+
+
+def claims_table(found: list[dict[str, Any]]) -> Table:
+    """The paper's figures beside ours."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title="the paper's figures, and ours", title_justify="left"
+    )
+    for heading in ("policy", "against", "measure", "at", "paper", "ours"):
+        table.add_column(heading, justify="right" if heading in ("paper", "ours") else "left")
+    for claim in found:
+        ours = "-" if claim["ours"] is None else f"{claim['ours']:+.1%}"
+        names = [str(claim[name]) for name in ("policy", "against", "measure", "at")]
+        table.add_row(*names, f"{claim['paper']:+.1%}", ours)
+    return table

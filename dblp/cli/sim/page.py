@@ -1,0 +1,63 @@
+"""The HTML page of an experiment: one file, with its tables and its picture inside."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dblp.cli.sim.command import cells, write_file
+from dblp.sim.fabric.experiment import Experiment
+
+_STYLE = (
+    "body{font:15px sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
+    "table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;border-bottom:1px solid #ccc;text-align:right}"
+    "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
+)
+
+_CLAIM = ("policy", "against", "measure", "at")
+
+
+def write_page(
+    path: Path,
+    experiment: Experiment,
+    rows: Sequence[dict[str, Any]],
+    found: Sequence[dict[str, Any]],
+    image: bytes,
+) -> None:
+    """Write the page; raises ConfigError that names the path."""
+    axes = [name for name in rows[0] if "." in name]
+    heads = ["policy", *axes, "hosts", "mean", "p99", "max link load", "missing", "unfinished"]
+    body = [[row["policy"], *(str(row[name]) for name in axes), *cells(row)] for row in rows]
+    parts = [
+        f"<h1>{html.escape(experiment.title)}</h1>",
+        _table(heads, body),
+        _claims(found),
+        *(f"<p>{html.escape(note)}</p>" for note in (experiment.paper, experiment.why) if note),
+        f'<img alt="queues, loads, completion, time line" src="data:image/png;base64,{base64.b64encode(image).decode()}">',
+    ]
+    head = f'<meta charset="utf-8"><title>{html.escape(experiment.name)}</title><style>{_STYLE}</style>'
+    text = f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+    write_file(path, text.encode(), "--html")
+
+
+def _claims(found: Sequence[dict[str, Any]]) -> str:
+    if not found:
+        return ""
+    body = [[*(str(claim[name]) for name in _CLAIM), *_shares(claim)] for claim in found]
+    return "<h2>The paper's figures, and ours</h2>" + _table([*_CLAIM, "paper", "ours"], body)
+
+
+def _shares(claim: dict[str, Any]) -> list[str]:
+    return [f"{claim['paper']:+.1%}", "-" if claim["ours"] is None else f"{claim['ours']:+.1%}"]
+
+
+def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [_row(heads, "th"), *(_row(cells, "td") for cells in body)]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _row(texts: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"

@@ -1,0 +1,149 @@
+"""Pictures of an experiment: queues over time, loads of links, completion times, a time line of one run."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dblp.sim.fabric.experiment import Experiment
+from dblp.sim.fabric.sweep import CaseResult
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+"""Okabe and Ito's palette: told apart with any kind of colour vision."""
+MOST_RANKS = 64
+"""Ranks in the time line."""
+
+
+def draw(experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult]) -> bytes:
+    """A PNG: one row of completion, then for each arm that has a picture its queues, loads and time line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    order = {arm.policy: number for number, arm in enumerate(experiment.arms)}
+    pictured = sorted((r for r in results if r.picture), key=lambda r: order[r.policy])
+    figure = plt.figure(figsize=(15, 4.2 + 3.2 * len(pictured)), layout="constrained")
+    grid = figure.add_gridspec(1 + len(pictured), 3)
+    _completion(figure.add_subplot(grid[0, 0]), experiment, results)
+    _bars(figure.add_subplot(grid[0, 1:]), experiment, rows)
+    longest = max((_span(result) for result in pictured), default=1.0)
+    for number, result in enumerate(pictured, 1):
+        _queues(figure.add_subplot(grid[number, 0]), result)
+        _loads(figure.add_subplot(grid[number, 1]), result)
+        _time_line(figure.add_subplot(grid[number, 2]), result, longest)
+    figure.suptitle(experiment.title)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    plt.close(figure)
+    return buffer.getvalue()
+
+
+def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]) -> None:
+    """Share of the times of each arm, at the last point, up to a time."""
+    last = list(experiment.points())[-1]
+    for number, arm in enumerate(experiment.arms):
+        mine = (r.times_s for r in results if r.policy == arm.policy and r.point == last)
+        times = np.sort([t for times in mine for t in times if not math.isnan(t)])
+        if len(times):
+            shares = np.arange(1, len(times) + 1) / len(times)
+            axes.step(
+                np.repeat(times, 1 + (len(times) == 1)) * 1e3,
+                np.linspace(0, 1, 2) if len(times) == 1 else shares,
+                where="post",
+                color=COLOURS[number % len(COLOURS)],
+                linestyle="-" if number < len(COLOURS) else "--",
+                label=arm.policy,
+            )
+    axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {_shown(last)}")
+    axes.set_xscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+
+
+def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> None:
+    """Mean completion of each arm at each point, over the first arm's."""
+    points = list(experiment.points())
+    width = 0.8 / len(experiment.arms)
+    for number, arm in enumerate(experiment.arms):
+        heights = [_over_first(rows, experiment, arm.policy, point) for point in points]
+        places = np.arange(len(points)) + (number - (len(experiment.arms) - 1) / 2) * width
+        axes.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=arm.policy)
+    axes.set_xticks(range(len(points)), [_shown(point) or "all" for point in points], fontsize=7)
+    axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
+    axes.axhline(1.0, color="#888888", linewidth=0.8)
+
+
+def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: str, point: Any) -> float:
+    at = {
+        row["policy"]: row["completion_s"] for row in rows if all(row[name] == value for name, value in point)
+    }
+    first, mine = at.get(experiment.arms[0].policy), at.get(policy)
+    return mine / first if first and mine else math.nan
+
+
+def _queues(axes: Any, result: CaseResult) -> None:
+    """Backlog of the busiest ports."""
+    times = np.array(result.picture["series_s"]) * 1e3
+    for number, (name, backlog) in enumerate(result.picture["series"].items()):
+        axes.plot(
+            times, np.array(backlog) / 1e3, color=COLOURS[number % len(COLOURS)], linewidth=0.9, label=name
+        )
+    axes.set(xlabel="time (ms)", ylabel="backlog (kB)", title=f"{result.policy}: busiest ports")
+    if result.picture["series"]:
+        axes.legend(fontsize=6, loc="upper right")
+    axes.grid(alpha=0.3)
+
+
+def _loads(axes: Any, result: CaseResult) -> None:
+    """Bytes of data on each link between switches, over their mean: a row for each source."""
+    links = [name.split(">") for name in result.picture["loads"]]
+    inner = [(a, b) for a, b in links if not _is_host(a) and not _is_host(b)]
+    if not inner:
+        inner = [(a, b) for a, b in links if not _is_host(a)][:256]
+    sources, targets = (list(dict.fromkeys(column)) for column in zip(*inner, strict=True))
+    table = np.full((len(sources), len(targets)), np.nan)
+    for a, b in inner:
+        table[sources.index(a), targets.index(b)] = result.picture["loads"][f"{a}>{b}"]
+    mean = np.nanmean(table) or 1.0
+    image = axes.imshow(table / mean, aspect="auto", cmap="viridis", vmin=0.0, interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes, label="bytes over the mean link's")
+    axes.set(
+        xlabel=f"to {targets[0]}, ...", ylabel=f"from {sources[0]}, ...", title=f"{result.policy}: link loads"
+    )
+
+
+def _is_host(name: str) -> bool:
+    return name[0] == "h" and name[1:].isdigit()
+
+
+def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
+    """A bar for each flow, in its sender's row; the second leg lighter."""
+    flows = result.picture["flows"]
+    for source, leg, start, finish in zip(
+        flows["source"], flows["leg"], flows["start_s"], flows["finish_s"], strict=True
+    ):
+        if source < MOST_RANKS and start is not None and finish is not None and not math.isnan(finish):
+            axes.barh(
+                source,
+                (finish - start) * 1e3,
+                left=start * 1e3,
+                color=COLOURS[leg % 2],
+                alpha=0.35,
+                height=0.8,
+            )
+    axes.set(xlabel="time (ms)", ylabel="sender", title=f"{result.policy}: flows (blue: first leg)")
+    axes.set_xlim(0.0, longest * 1e3 * 1.02)
+
+
+def _span(result: CaseResult) -> float:
+    ends = [t for t in result.picture["flows"]["finish_s"] if t is not None and not math.isnan(t)]
+    return max(ends, default=1.0)
+
+
+def _shown(point: Any) -> str:
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in point)

@@ -1,0 +1,243 @@
+"""Experiments: one scenario, arms that change some of its fields, axes along which all of them are run, and a paper's claims.
+
+The TOML of an experiment::
+
+    title = "..."
+    paper = "who, where; which figure"
+    why = "why ours differs"
+    seeds = 3
+    scenario.topology = {kind = "star", hosts = 4}
+    [[arms]]
+    policy = "dctcp"
+    set = {"transport.model" = "dctcp"}
+    [axes]
+    "workload.size" = ["1M", "4M"]
+    [[claims]]
+    policy = "dlcp"
+    against = "dctcp"
+    measure = "p99_s"
+    paper = -0.918
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dblp.errors import ConfigError
+from dblp.sim.fabric.load import build, scenario
+from dblp.sim.fabric.scenario import Scenario
+
+PACKAGE = "dblp.sim.experiments"
+MEASURES = ("completion_s", "p99_s")
+ENGINES = ("packet", "exact")
+Point = tuple[tuple[str, Any], ...]
+"""Values of the axes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A paper's figure for an arm: its measure over that of another, less 1 (-0.3: 30 % less)."""
+
+    policy: str
+    """The arm."""
+    against: str
+    """The arm that it is compared with."""
+    measure: str
+    """``completion_s`` (mean) or ``p99_s``."""
+    paper: float
+    """The paper's."""
+    at: str = ""
+    """Which point of the axes, as ``workload.size=4M``; empty: ours is the best of all."""
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise ConfigError(f"measure={self.measure!r}: known are {', '.join(MEASURES)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One policy that is compared."""
+
+    policy: str
+    """Its name."""
+    changes: Mapping[str, Any]
+    """Dotted names of the scenario's fields, and their values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run."""
+
+    experiment: str
+    policy: str
+    point: Point
+    seed: int
+    table: Mapping[str, Any]
+    """The scenario as a table, which a worker process reads again."""
+    engine: str = "packet"
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario."""
+        return scenario(self.table)
+
+    @property
+    def key(self) -> str:
+        """Of its result, among those of earlier runs: it changes with anything that the result depends on."""
+        text = json.dumps([self.table, self.seed, self.engine, code_digest()], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What ``dblp sim run`` runs."""
+
+    name: str
+    """Of the TOML, without its ending."""
+    title: str
+    """What is shown."""
+    paper: str
+    """Whose figures are beside ours."""
+    why: str
+    """Why ours differ."""
+    seeds: int
+    """Seeds, unless told otherwise."""
+    engine: str
+    """``packet`` or ``exact``."""
+    table: Mapping[str, Any]
+    """The scenario that all arms share."""
+    arms: tuple[Arm, ...]
+    """In the order of the tables."""
+    axes: Mapping[str, Sequence[Any]]
+    """Dotted names of fields, and the values that they take."""
+    claims: tuple[Claim, ...]
+    """The paper's figures."""
+
+    def points(self) -> Iterator[Point]:
+        """All combinations of the axes' values."""
+        for values in itertools.product(*self.axes.values()):
+            yield tuple(zip(self.axes, values, strict=True))
+
+    def cases(self, seeds: Sequence[int]) -> list[Case]:
+        """All runs; raises ConfigError that names the arm if its scenario is wrong."""
+        found = []
+        for point, arm in itertools.product(self.points(), self.arms):
+            table = changed(self.table, {**dict(point), **arm.changes})
+            try:
+                scenario(table)
+            except ConfigError as error:
+                raise ConfigError(f"{self.name}: arm {arm.policy!r}: {error}") from None
+            found += [self._case(arm, point, seed, table) for seed in seeds]
+        return found
+
+    def _case(self, arm: Arm, point: Point, seed: int, table: Mapping[str, Any]) -> Case:
+        return Case(
+            experiment=self.name, policy=arm.policy, point=point, seed=seed, table=table, engine=self.engine
+        )
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of the simulator's own source: results of other code are not taken for this one's."""
+    digest = hashlib.blake2b(digest_size=12)
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def experiment_names() -> list[str]:
+    """Experiments in the package."""
+    files = resources.files(PACKAGE).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_experiment(name: str) -> Experiment:
+    """An experiment by its name, or from a TOML file. Raises ConfigError."""
+    if name in experiment_names():
+        return read_experiment(name, resources.files(PACKAGE).joinpath(f"{name}.toml").read_text())
+    if not name.endswith(".toml"):
+        raise ConfigError(f"experiment {name!r}: known are {', '.join(experiment_names())}, or a TOML file")
+    try:
+        return read_experiment(Path(name).stem, Path(name).read_text())
+    except OSError as error:
+        raise ConfigError(f"experiment {name}: {error.strerror}") from None
+
+
+def read_experiment(name: str, text: str) -> Experiment:
+    """An experiment from its TOML; raises ConfigError that names the field."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    unknown = set(table) - {"title", "paper", "why", "seeds", "engine", "scenario", "arms", "axes", "claims"}
+    if unknown:
+        raise ConfigError(f"{name}: {sorted(unknown)[0]}: no such field of an experiment")
+    found = Experiment(
+        name=name,
+        title=table.get("title", name),
+        paper=table.get("paper", ""),
+        why=table.get("why", ""),
+        seeds=table.get("seeds", 1),
+        engine=table.get("engine", "packet"),
+        table=table.get("scenario", {}),
+        arms=tuple(
+            _arm(row, f"{name}: arms[{n}]") for n, row in enumerate(table.get("arms", [{"policy": name}]))
+        ),
+        axes=table.get("axes", {}),
+        claims=tuple(
+            build(Claim, row, f"{name}: claims[{n}]") for n, row in enumerate(table.get("claims", []))
+        ),
+    )
+    _check(found)
+    return found
+
+
+def _arm(row: Mapping[str, Any], place: str) -> Arm:
+    if not isinstance(row.get("policy"), str) or set(row) - {"policy", "set"}:
+        raise ConfigError(f"{place}: policy, and set if it changes something, are its fields")
+    return Arm(policy=row["policy"], changes=row.get("set", {}))
+
+
+def _check(found: Experiment) -> None:
+    known = [arm.policy for arm in found.arms]
+    for claim in found.claims:
+        for policy in (claim.policy, claim.against):
+            if policy not in known:
+                raise ConfigError(f"{found.name}: claims: no arm {policy!r}; arms are {', '.join(known)}")
+    if len(set(known)) < len(known):
+        raise ConfigError(f"{found.name}: arms: two have one policy")
+    if found.engine not in ENGINES:
+        raise ConfigError(f"{found.name}: engine={found.engine!r}: known are {', '.join(ENGINES)}")
+    found.cases([0])
+
+
+def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested tables with the fields of dotted names set anew; a number names an item of an array."""
+    result: dict[str, Any] = copy.deepcopy(dict(table))
+    for name, value in changes.items():
+        *path, last = name.split(".")
+        inner: Any = result
+        for part in path:
+            inner = inner[int(part)] if part.isdigit() else inner.setdefault(part, {})
+        inner[last] = value
+    return result
+
+
+def measure(times: Sequence[float], name: str) -> float:
+    """A claim's measure of the times of an arm."""
+    good = np.array(times)[~np.isnan(times)]
+    if not len(good):
+        return float("nan")
+    return float(good.mean() if name == "completion_s" else np.percentile(good, 99))

@@ -1,0 +1,125 @@
+"""Congestion control: windows in packets.
+
+Reno: RFC 5681. CUBIC: RFC 9438. DCTCP: RFC 8257, gain 1/16. delay: Swift's (Kumar et al., SIGCOMM 2020) with the constants of
+``dblp.transport.congestion.delay``: additive increase below a target round trip, above it a decrease by 0.8 of the excess, at
+most halving, once a round trip; loss is not congestion. No pacing: no window is below one packet.
+"""
+
+from __future__ import annotations
+
+from dblp.sim.fabric.kernel.access import flows, transports
+from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, World
+
+GAIN = 1.0 / 16.0
+BETA = 0.8
+MOST = 0.5
+CUBIC_C = 0.4
+CUBIC_BETA = 0.7
+PS_PER_S = 1e12
+LARGEST = 1e6
+"""Packets: windows end here."""
+
+
+@compiled
+def dctcp(w: World, flow: int, marked: int) -> None:
+    """RFC 8257, section 3.3; the window ends when what left at its beginning is acknowledged."""
+    f = flows(w)[flow]
+    f.window_acked += 1
+    f.window_marked += marked
+    if f.highest >= f.window_end:
+        f.alpha += GAIN * (f.window_marked / f.window_acked - f.alpha)
+        f.window_acked = 0
+        f.window_marked = 0
+        f.window_end = f.order
+    if marked:
+        f.slow_start = 0
+        if f.highest >= f.recover:
+            f.recover = f.order
+            f.window = max(f.window * (1.0 - f.alpha / 2.0), 1.0)
+    elif f.slow_start:
+        f.window += 1.0
+    if not f.slow_start:
+        f.window += 1.0 / f.window
+
+
+@compiled
+def delay(w: World, now: int, flow: int, rtt: int) -> None:
+    """See the module's docstring."""
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
+    target = float(t.target) if t.target else t.target_rtts * f.base_rtt
+    if rtt <= target:
+        f.window += 1.0 if f.slow_start else 1.0 / f.window
+        return
+    f.slow_start = 0
+    if now - f.last_cut >= f.srtt:
+        f.last_cut = now
+        f.window = max(f.window * max(1.0 - BETA * (rtt - target) / rtt, MOST), 1.0)
+
+
+@compiled
+def cubic(w: World, now: int, flow: int) -> None:
+    """RFC 9438, sections 4.2 to 4.4, in packets and seconds."""
+    f = flows(w)[flow]
+    if f.cubic_epoch == 0:
+        f.cubic_epoch = now
+        f.cubic_max = max(f.cubic_max, f.window)
+        f.alpha = f.window
+    rtt = f.srtt / PS_PER_S
+    since = (now - f.cubic_epoch) / PS_PER_S + rtt
+    root = (f.cubic_max * (1.0 - CUBIC_BETA) / CUBIC_C) ** (1.0 / 3.0)
+    goal = CUBIC_C * (since - root) ** 3 + f.cubic_max
+    f.alpha += (
+        3.0 * (1.0 - CUBIC_BETA) / (1.0 + CUBIC_BETA) / f.window
+    )  # Reno's window, for the friendly region
+    goal = max(min(goal, 1.5 * f.window), f.alpha)
+    if goal > f.window:
+        f.window += (goal - f.window) / f.window
+
+
+@compiled
+def on_acked(w: World, now: int, flow: int, rtt: int, marked: int) -> None:
+    """A packet was acknowledged."""
+    f = flows(w)[flow]
+    control = transports(w)[f.transport].control
+    if control == DCTCP:
+        dctcp(w, flow, marked)
+    elif control == DELAY:
+        delay(w, now, flow, rtt)
+    elif control == CUBIC and f.window >= f.threshold:
+        cubic(w, now, flow)
+    elif control in (RENO, CUBIC):
+        f.window += 1.0 if f.window < f.threshold else 1.0 / f.window
+    f.window = min(f.window, LARGEST)
+
+
+@compiled
+def on_lost(w: World, flow: int, order: int) -> None:
+    """A packet is lost: one decrease for all that left before the last one."""
+    f = flows(w)[flow]
+    control = transports(w)[f.transport].control
+    if order < f.recover or control not in (RENO, CUBIC, DCTCP):
+        return
+    f.recover = f.order
+    f.slow_start = 0
+    f.cubic_epoch = 0
+    f.cubic_max = f.window
+    f.window = max(f.window * (CUBIC_BETA if control == CUBIC else 0.5), 1.0)
+    f.threshold = max(f.window, 2.0)
+
+
+@compiled
+def on_timeout(w: World, now: int, flow: int) -> None:
+    """Nothing came back for a retransmission timeout."""
+    f = flows(w)[flow]
+    control = transports(w)[f.transport].control
+    f.recover = f.order
+    f.cubic_epoch = 0
+    if control in (RENO, CUBIC, DCTCP):
+        f.threshold = max(f.window / 2.0, 2.0)
+        f.window = 1.0
+        f.slow_start = 1
+    elif control == DELAY and now - f.last_cut >= f.srtt:
+        f.last_cut = now
+        f.window = max(f.window * MOST, 1.0)

@@ -1,0 +1,178 @@
+"""The sender's side of answers and timeouts, and the start of a flow."""
+
+from __future__ import annotations
+
+from dblp.sim.fabric.kernel.access import chunks, flows, links, meta, nodes, packets, transports, ups
+from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
+from dblp.sim.fabric.kernel.heap import set_timer
+from dblp.sim.fabric.kernel.hosts import wake
+from dblp.sim.fabric.kernel.sender import (
+    acknowledge,
+    arm_timeout,
+    lose,
+    overdue,
+    pass_over,
+    probe,
+    timeout,
+)
+from dblp.sim.fabric.kernel.state import (
+    ACK,
+    ACTIVE,
+    BITMAP,
+    BY_ORDER,
+    BY_PASSES,
+    EVENTS,
+    NACK,
+    NONE,
+    OUTSTANDING,
+    PULL_PACED,
+    REPS,
+    RTO,
+    WAITING,
+    World,
+)
+from dblp.sim.fabric.kernel.tasks import complete, fail
+from dblp.sim.fabric.kernel.ways import remember
+
+
+@compiled
+def start(w: World, now: int, flow: int) -> None:
+    """A flow begins; a task is over."""
+    f = flows(w)[flow]
+    if f.state != WAITING:
+        return
+    f.start_at = now
+    if f.chunks == 0:
+        complete(w, now, flow)
+        return
+    f.state = ACTIVE
+    t = transports(w)[f.transport]
+    packet_ps = t.packet * links(w)[ups(w)[nodes(w)[f.source].up_first]].ps_per_byte
+    window = t.first_window / t.packet if t.first_window else f.base_rtt / packet_ps
+    f.window = max(window, 1.0)
+    f.credits = int(f.window + 0.999)
+    wake(w, now, flow)
+
+
+@compiled
+def measure(w: World, flow: int, rtt: int) -> None:
+    """RFC 6298, section 2."""
+    f = flows(w)[flow]
+    if f.srtt == 0.0:
+        f.srtt = float(rtt)
+        f.rttvar = rtt / 2.0
+        return
+    f.rttvar += 0.25 * (abs(f.srtt - rtt) - f.rttvar)
+    f.srtt += 0.125 * (rtt - f.srtt)
+
+
+@compiled
+def give_up(w: World, flow: int, chunk: int) -> None:
+    """A chunk is taken for lost, if it is still waited for."""
+    c = chunks(w)[flows(w)[flow].first_chunk + chunk]
+    if c.state == OUTSTANDING:
+        order = c.order
+        lose(w, flow, chunk)
+        on_lost(w, flow, order)
+
+
+@compiled
+def on_ack(w: World, now: int, packet: int) -> None:
+    """An acknowledgement: round trip, window, and what must be lost since this came before it."""
+    p = packets(w)[packet]
+    f = flows(w)[p.flow]
+    measure(w, p.flow, now - p.sent)
+    f.highest = max(f.highest, p.order)
+    f.newest_sent = max(f.newest_sent, p.sent)
+    if acknowledge(w, p.flow, p.chunk):
+        on_acked(w, now, p.flow, now - p.sent, p.marked)
+    if meta(w).policy == REPS and not p.marked:
+        remember(w, p.flow, p.path)
+    while f.out_head != NONE and overdue(w, p.flow):
+        give_up(w, p.flow, f.out_head)
+
+
+@compiled
+def on_bitmap(w: World, flow: int, order: int) -> None:
+    """The pass is over: what the bitmap lacks of what left before the probe is repaired."""
+    f = flows(w)[flow]
+    f.probing = 0
+    f.repair_open = 1
+    while f.out_head != NONE and chunks(w)[f.first_chunk + f.out_head].order < order:
+        if chunks(w)[f.first_chunk + f.out_head].got:
+            acknowledge(w, flow, f.out_head)
+        else:
+            lose(w, flow, f.out_head)
+    repair = f.repair_head
+    while repair != NONE:  # what was taken for lost and was only late
+        if chunks(w)[f.first_chunk + repair].got:
+            acknowledge(w, flow, repair)
+        repair = chunks(w)[f.first_chunk + repair].next
+
+
+@compiled
+def on_answer(w: World, now: int, packet: int) -> None:
+    """A control packet has reached a sender."""
+    p = packets(w)[packet]
+    flow = p.flow
+    f = flows(w)[flow]
+    if f.sender_done:
+        return
+    if p.stop:
+        f.sender_done = 1
+        return
+    f.timeouts = 0
+    if p.kind == ACK:
+        on_ack(w, now, packet)
+    elif p.kind == NACK:
+        if chunks(w)[f.first_chunk + p.chunk].order == p.order:
+            give_up(w, flow, p.chunk)
+    elif p.kind == BITMAP:
+        on_bitmap(w, flow, p.order)
+    else:
+        f.credits += 1
+    if f.acked == f.chunks:
+        f.sender_done = 1
+        return
+    f.rto_at = now + timeout(w, flow)
+    wake(w, now, flow)
+
+
+@compiled
+def try_again(w: World, now: int, flow: int) -> None:
+    """After a timeout all that is outstanding is lost; all but those of TCP's kind leave the path, REPS holds to good ones."""
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
+    while f.out_head != NONE:
+        lose(w, flow, f.out_head)
+    on_timeout(w, now, flow)
+    f.freeze_until = now + meta(w).freeze
+    if t.recovery != BY_ORDER:
+        f.path = (f.path + 1) % meta(w).paths
+    if t.control == PULL_PACED:
+        f.credits = max(f.credits, 1)
+    if t.recovery == BY_PASSES and pass_over(w, flow):
+        probe(w, now, flow)
+    arm_timeout(w, now, flow)
+    wake(w, now, flow)
+
+
+@compiled
+def on_rto(w: World, now: int, flow: int) -> None:
+    """A timer: the timeout has passed, or it was moved meanwhile. A flow that waits for its turn alone has no timeout."""
+    f = flows(w)[flow]
+    f.rto_armed = 0
+    if f.sender_done:
+        return
+    if f.on_ring and f.inflight == 0:
+        f.rto_at = now + timeout(w, flow)
+    if now < f.rto_at:
+        f.rto_armed = 1
+        set_timer(w, f.rto_at, flow * EVENTS + RTO)
+        return
+    f.timeouts += 1
+    if f.timeouts > transports(w)[f.transport].max_timeouts:
+        fail(w, now, flow)
+    else:
+        try_again(w, now, flow)

@@ -1,0 +1,170 @@
+"""Arrays of the packet engine: what a packet, a flow, a link are. Times are picoseconds, windows are packets.
+
+Lists (queues, packets under way, free packets, chunks that are lost or outstanding, flows that wait for a turn) are linked by
+index; NONE ends them. A flow may also be a task that sends nothing: a computation, or a point where several meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+NONE = -1
+
+# Kinds of events: ``value = index * EVENTS + kind``.
+ARRIVE, PORT_FREE, START, RTO, STALL, DEADLINE, PULL, LINK_CHANGE, SAMPLE, EVENTS = range(10)
+# Kinds of packets.
+DATA, ACK, NACK, PULLED, PROBE, BITMAP = range(6)
+# States of flows, and of chunks at the sender.
+WAITING, ACTIVE, DONE, FAILED = range(4)
+NEW, OUTSTANDING, LOST, ACKED = range(4)
+# Why ``run`` came back.
+ALL_DONE, NOTHING_LEFT, TIME_OVER, MORE_PACKETS, MORE_TIMERS, PAUSED = range(6)
+# Counters: two of each, of data and of control packets.
+SENT, DELIVERED, TRIMMED, NO_BUFFER, BY_CLASS, PUSHED_OUT, LINK_LOSS, LINK_DOWN, COUNTERS = range(9)
+COUNTER_NAMES = (
+    "sent", "delivered", "trimmed", "no_buffer", "by_class", "pushed_out", "link_loss", "link_down",
+)  # fmt: skip
+DROPPED = (NO_BUFFER, BY_CLASS, PUSHED_OUT, LINK_LOSS, LINK_DOWN)
+
+POLICY_CODES = {"ecmp": 0, "ethereal": 1, "spray": 2, "random": 3, "reps": 4, "adaptive": 5}
+ECMP, ETHEREAL, SPRAY, RANDOM, REPS, ADAPTIVE = range(6)
+CONTROL_CODES = {"none": 0, "window": 1, "reno": 2, "cubic": 3, "dctcp": 4, "delay": 5, "pull": 6}
+UNLIMITED, WINDOW, RENO, CUBIC, DCTCP, DELAY, PULL_PACED = range(7)
+RECOVERY_CODES = {"order": 0, "time": 1, "passes": 2, "trim": 3, "never": 4}
+BY_ORDER, BY_TIME, BY_PASSES, BY_TRIM, NEVER = range(5)
+STOP_CODES = {"all": 0, "eager": 1, "stall": 2, "deadline": 3}
+STOP_ALL, STOP_EAGER, STOP_STALL, STOP_DEADLINE = range(4)
+
+TWINS = 4
+"""A class's number and this: its droppable packets."""
+RINGS = 4
+"""Rings of a host, one a class: flows with something to send take turns, lower classes first."""
+CACHED_PATHS = 8
+"""REPS: entropies that a flow remembers (its artifact's circular buffer)."""
+MARGIN = 64
+"""Free packets that one event may take."""
+
+
+def _struct(**fields: str) -> np.dtype[Any]:
+    """A structure; each value is a type and the names of its fields."""
+    kinds = {"time": "i8", "float": "f8", "int": "i4", "flag": "u1"}
+    return np.dtype(
+        [(name, kinds[kind]) for kind, names in fields.items() for name in names.split()], align=True
+    )
+
+
+PACKET = _struct(
+    time="sent arrives",
+    int="flow chunk order size path next prev target",
+    flag="kind cls queue ecn marked stop trimmed",
+)
+"""``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
+is in."""
+FLOW = _struct(
+    time="""first_chunk rto_at stall_at ready_at start_at finished_at base_rtt latency first_successor last_cut
+        newest_sent cubic_epoch freeze_until bytes""",
+    float="window threshold srtt rttvar alpha cubic_max share_marked",
+    int="""source target chunks need critical droppable_from next_new inflight acked received
+        critical_received repair_head repair_tail out_head out_tail order highest recover window_end
+        window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
+        cached cached_first wire_packets""",
+    flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
+        slow_start on_pull_ring""",
+)  # fmt: skip
+"""One direction of one message, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``: predecessors that
+are not done."""
+CHUNK = _struct(time="sent", int="order next prev", flag="state got")
+"""A packet's worth of a flow; ``got``: the receiver has it."""
+LINK = _struct(
+    time="free_at delay sent_bytes data_bytes sent_packets backlog peak",
+    float="ps_per_byte loss",
+    int="source target fly_head fly_tail",
+    flag="scheduled up known unlimited spare_control",
+)
+"""One direction of a cable and the port that feeds it. ``known``: routing takes it for usable. ``unlimited``: a host's, which
+holds back."""
+QUEUE = _struct(int="head tail")
+"""One priority of a port."""
+NODE = _struct(
+    time="used pull_at", int="up_first up_count stride waiting pull_head pull_tail", flag="pull_armed"
+)
+"""A host or switch. ``used``: bytes in its buffer. ``waiting``: data packets at a host's ports."""
+CLASS = _struct(time="mark_min mark_max drop", float="mark_share", int="queue")
+"""See ClassSpec; index: class, or class + TWINS."""
+TRANSPORT = _struct(
+    time="min_rto target deadline first_window",
+    float="target_rtts stall_rtts",
+    int="packet payload ack max_timeouts control recovery stop by_remaining ecn",
+)
+"""See TransportSpec."""
+EVENT = _struct(time="at sequence value")
+CHANGE = _struct(time="at", float="loss", int="link", flag="action down spare_control")
+"""A change of a link. ``action``: 0 the link itself, 1 what routing knows."""
+META = _struct(
+    time="""now sequence heap timers free_count free_head hops events timed_left timed_failed buffer seed sample_every
+        sample_next sample_row short_flows freeze""",
+    float="alpha",
+    int="hosts queues policy header paths known_down planes max_fan timers_room series_rows link_count",
+    flag="shared push_out trim",
+)
+"""One row: clock, sizes of the heaps, settings."""
+
+
+World = npt.NDArray[np.int64]
+"""Addresses of the arrays below, in their order (``access`` has the functions that lead from it to them). Twenty arrays as
+arguments of every call would cost more than most calls do."""
+
+
+class Arrays(NamedTuple):
+    """All state of a run."""
+
+    meta: Array
+    """META (1)."""
+    packets: Array
+    """PACKET; grows."""
+    flows: Array
+    """FLOW (F)."""
+    chunks: Array
+    """CHUNK, those of a flow in a row."""
+    links: Array
+    """LINK (L)."""
+    queues: Array
+    """QUEUE (L * queues)."""
+    nodes: Array
+    """NODE (N)."""
+    rings: Array
+    """QUEUE (H * RINGS), of flows."""
+    classes: Array
+    """CLASS (2 * TWINS)."""
+    transports: Array
+    """TRANSPORT."""
+    heap: Array
+    """EVENT: arrivals and free ports, two a link at most."""
+    timers: Array
+    """EVENT: all others; grows."""
+    changes: Array
+    """CHANGE."""
+    ups: Array
+    """int32, see Fabric."""
+    down: Array
+    """int32 (S, H), see Fabric."""
+    successors: Array
+    """int32: flows, those of a flow in a row."""
+    cached: Array
+    """int32 (F or 1, CACHED_PATHS): REPS; rows after one another, as all here."""
+    counts: Array
+    """int64 (COUNTERS, 2): data, control."""
+    random: Array
+    """uint64 (1): state of the generator."""
+    series: Array
+    """int32 (rows, L): backlogs at equal intervals."""
+
+    def world(self) -> World:
+        """Their addresses; good while the arrays live."""
+        self.meta["timers_room"] = len(self.timers)
+        assert all(array.flags.c_contiguous for array in self)
+        return np.array([array.ctypes.data for array in self], np.int64)

@@ -1,0 +1,69 @@
+"""What a run of either engine came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dblp.sim.fabric.graph import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """One run."""
+
+    engine: str
+    """``packet`` or ``exact``."""
+    seed: int
+    """Of all that was drawn."""
+    ended: str
+    """``done``; ``failed``: some flow was given up; ``until``: the scenario's time was over first."""
+    times_s: Floats
+    """Of each round (or training step), or of each flow of a workload of flows; NaN where it did not end."""
+    flows: npt.NDArray[Any]
+    """The workload's flows: source, target, bytes, cls, leg, ready_s, start_s, finish_s, chunks, missing, lost (structured)."""
+    link_names: tuple[str, ...]
+    """All links (L)."""
+    link_bytes: Ints
+    """Bytes of data packets that each sent (L)."""
+    link_peak: Ints
+    """Largest backlog of each (L)."""
+    max_load_ratio: float
+    """The most loaded link between switches, over what the most loaded one gets of ideal spraying, in planned bytes; NaN where
+    packets choose their paths one by one and none is planned: then of what was sent."""
+    counts: Mapping[str, tuple[int, int]]
+    """Data and control packets: sent, delivered, trimmed, and dropped by reason."""
+    queued: tuple[int, int]
+    """Data and control packets still under way at the end."""
+    hops: int
+    """Packets put on a link."""
+    events: int
+    """Events handled."""
+    simulated_s: float
+    """Time in the simulation."""
+    wall_s: float
+    """Time that it took."""
+    series_s: Floats
+    """Times of the samples (S)."""
+    series: npt.NDArray[np.int32]
+    """Backlog of each link at each (S, L); empty if they were not asked for."""
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the times that ended; NaN if none did."""
+        good = self.times_s[~np.isnan(self.times_s)]
+        return float(good.mean()) if len(good) else float("nan")
+
+    def percentile_s(self, level: float) -> float:
+        """Percentile of the times that ended; NaN if none did."""
+        good = self.times_s[~np.isnan(self.times_s)]
+        return float(np.percentile(good, level)) if len(good) else float("nan")
+
+    @property
+    def missing_share(self) -> float:
+        """Chunks of the workload that receivers went on without."""
+        return float(self.flows["missing"].sum() / max(self.flows["chunks"].sum(), 1))

@@ -1,0 +1,248 @@
+"""Sweeps: the cases of an experiment in as many processes as asked for, resumable; and their records.
+
+Each case has its own seed and shares nothing, so results don't depend on the number of processes. With a folder, each result is
+written there when it comes, and a later sweep takes it from there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dblp.errors import LocalError
+from dblp.sim.fabric.experiment import Case, Experiment, Point, measure
+from dblp.sim.fabric.outcome import Outcome
+from dblp.sim.fabric.packet import run_packet
+
+SHOWN_FLOWS = 2_000
+"""Flows of a case that its picture may show."""
+SHOWN_LINKS = 8
+MOST_TIMES = 100_000
+"""Times that a result keeps: more say no more about percentiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """What is kept of a run."""
+
+    key: str
+    """The case's."""
+    policy: str
+    point: Point
+    seed: int
+    hosts: int
+    ended: str
+    """See Outcome."""
+    times_s: tuple[float, ...]
+    """See Outcome."""
+    max_load_ratio: float
+    missing_share: float
+    counts: Mapping[str, tuple[int, int]]
+    hops: int
+    wall_s: float
+    picture: Mapping[str, Any]
+    """What its pictures show; empty unless asked for."""
+
+
+def run_case(case: Case, pictured: bool = False) -> CaseResult:
+    """Run one case, in this process."""
+    scenario = case.scenario
+    if case.engine == "exact":
+        from dblp.sim.fabric.exact import run_exact
+
+        outcome = run_exact(scenario, case.seed)
+    else:
+        outcome = run_packet(scenario, case.seed, sampled=pictured)
+    return CaseResult(
+        key=case.key,
+        policy=case.policy,
+        point=case.point,
+        seed=case.seed,
+        hosts=scenario.ranks,
+        ended=outcome.ended,
+        times_s=tuple(outcome.times_s[:MOST_TIMES].tolist()),
+        max_load_ratio=outcome.max_load_ratio,
+        missing_share=outcome.missing_share,
+        counts=outcome.counts,
+        hops=outcome.hops,
+        wall_s=outcome.wall_s,
+        picture=_picture(outcome) if pictured else {},
+    )
+
+
+def _picture(outcome: Outcome) -> dict[str, Any]:
+    """The busiest ports' backlogs, the loads of all links, the first flows."""
+    inner = [n for n, name in enumerate(outcome.link_names) if not name.startswith("h")]
+    peaks = outcome.series[:, inner].max(axis=0) if outcome.series.size else np.zeros(len(inner))
+    shown = [inner[n] for n in np.argsort(-peaks, kind="stable")[:SHOWN_LINKS]]
+    flows = outcome.flows[:SHOWN_FLOWS]
+    return {
+        "series_s": outcome.series_s.tolist(),
+        "series": {outcome.link_names[n]: outcome.series[:, n].tolist() for n in shown}
+        if outcome.series.size
+        else {},
+        "loads": dict(zip(outcome.link_names, outcome.link_bytes.tolist(), strict=True)),
+        "flows": {name: flows[name].tolist() for name in ("source", "leg", "start_s", "finish_s")},
+    }
+
+
+def run_cases(
+    cases: Sequence[Case],
+    *,
+    processes: int = 1,
+    folder: Path | None = None,
+    pictured: Callable[[Case], bool] = lambda case: False,
+    initializer: Callable[..., None] | None = None,
+    initargs: tuple[Any, ...] = (),
+) -> Iterator[CaseResult]:
+    """The results as they come. ``folder``: of results, read first and written to; ``initializer``: called in each new process.
+
+    Raises what a case raises, and LocalError if a process is killed.
+    """
+    left = []
+    for case in cases:
+        known = _read(folder, case)
+        if known is None or (pictured(case) and not known.picture):
+            left.append(case)
+        else:
+            yield known
+    for result in _run_all(left, min(processes, len(left)), pictured, initializer, initargs):
+        _write(folder, result)
+        yield result
+
+
+def _run_all(
+    cases: Sequence[Case],
+    processes: int,
+    pictured: Callable[[Case], bool],
+    initializer: Callable[..., None] | None,
+    initargs: tuple[Any, ...],
+) -> Iterator[CaseResult]:
+    if processes <= 1:
+        for case in cases:
+            yield run_case(case, pictured(case))
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads and locks
+    pool = ProcessPoolExecutor(processes, context, initializer=initializer, initargs=initargs)
+    try:
+        for future in as_completed([pool.submit(run_case, case, pictured(case)) for case in cases]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise LocalError(
+            "a process of the sweep was killed, perhaps for want of memory: see dmesg, or run it with --processes 1"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read(folder: Path | None, case: Case) -> CaseResult | None:
+    path = folder / f"{case.key}.json" if folder is not None else None
+    if path is None or not path.exists():
+        return None
+    try:
+        table = json.loads(path.read_text())
+        return CaseResult(**{
+            **table,
+            "policy": case.policy,
+            "point": case.point,
+            "times_s": tuple(math.nan if t is None else t for t in table["times_s"]),
+            "max_load_ratio": math.nan if table["max_load_ratio"] is None else table["max_load_ratio"],
+            "counts": {name: tuple(pair) for name, pair in table["counts"].items()},
+        })  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        raise LocalError(f"{path}: not a result of this version: remove it") from None
+
+
+def _write(folder: Path | None, result: CaseResult) -> None:
+    """By way of a file beside it, so that a sweep that is killed leaves whole results only."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    table = asdict(result)
+    table["times_s"] = [none_for_nan(t) for t in result.times_s]
+    table["max_load_ratio"] = none_for_nan(result.max_load_ratio)
+    table["picture"] = _plain(result.picture)
+    beside = folder / f"{result.key}.part"
+    beside.write_text(json.dumps(table, allow_nan=False))
+    beside.rename(folder / f"{result.key}.json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return none_for_nan(value) if isinstance(value, float) else value
+
+
+def none_for_nan(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def records(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[str, Any]]:
+    """One flat record for each arm and point, all seeds together; ``paper`` and ``ours`` of the arm's first claim."""
+    rows = []
+    for point in experiment.points():
+        for arm in experiment.arms:
+            mine = [r for r in results if r.policy == arm.policy and r.point == point]
+            if mine:
+                rows.append(_record(experiment, arm.policy, point, sorted(mine, key=lambda r: r.seed)))
+    for row in rows:
+        claim = next((c for c in experiment.claims if c.policy == row["policy"]), None)
+        row["paper"] = None if claim is None else claim.paper
+        row["ours"] = None if claim is None else _against(rows, row, claim.against, claim.measure)
+    return rows
+
+
+def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[CaseResult]) -> dict[str, Any]:
+    times = [seconds for result in mine for seconds in result.times_s]
+    ratios = [r.max_load_ratio for r in mine if not math.isnan(r.max_load_ratio)]
+    return {
+        "experiment": experiment.name,
+        "policy": policy,
+        "hosts": mine[0].hosts,
+        **{name: value for name, value in point},  # noqa: C416 - dict() takes no list of pairs with any key beside others
+        "completion_s": none_for_nan(measure(times, "completion_s")),
+        "p99_s": none_for_nan(measure(times, "p99_s")),
+        "max_link_load_ratio": max(ratios) if ratios else None,
+        "missing_share": float(np.mean([r.missing_share for r in mine])),
+        "unfinished": sum(r.ended != "done" for r in mine),
+        "seeds": len(mine),
+        "hops": sum(r.hops for r in mine),
+        "wall_s": sum(r.wall_s for r in mine),
+    }
+
+
+def _against(rows: Sequence[dict[str, Any]], row: dict[str, Any], against: str, name: str) -> float | None:
+    """A record's measure over that of another arm at the same point, less 1."""
+    axes = [key for key in row if "." in key]
+    for other in rows:
+        if other["policy"] == against and all(other[key] == row[key] for key in axes):
+            if row[name] is None or not other[name]:
+                return None
+            return float(row[name] / other[name] - 1.0)
+    return None
+
+
+def claims(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each claim with ours: at its point, or the best of all points."""
+    found = []
+    for claim in experiment.claims:
+        mine = [row for row in rows if row["policy"] == claim.policy]
+        if claim.at:
+            name, _, value = claim.at.partition("=")
+            mine = [row for row in mine if str(row.get(name)) == value]
+        ours = [_against(rows, row, claim.against, claim.measure) for row in mine]
+        known = [value for value in ours if value is not None]
+        found.append({**asdict(claim), "ours": min(known) if known else None})
+    return found

@@ -1,0 +1,215 @@
+"""Workloads as graphs: rounds of an all-reduce, training steps, random flows, incasts, permutations; and the traffic of
+others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from dblp.sim.fabric.algorithms import PLAIN, hierarchical, ps
+from dblp.sim.fabric.graph import Floats, Graph, Ints, Tasks
+from dblp.sim.fabric.scenario import Scenario, WorkloadSpec
+from dblp.sim.fabric.topology import Fabric
+from dblp.sim.fabric.traces import Bucket, Trace, buckets, load_trace
+
+BACKGROUND_LEG, BURST_LEG = 2, 3
+"""Transports of the traffic of others, see ``Tasks.leg``."""
+LOWEST_CLASS = 3
+Z99 = 2.326
+"""99th percentile of the normal distribution, in standard deviations."""
+WEBSEARCH = (
+    (0, 0.0), (10_000, 0.15), (20_000, 0.2), (30_000, 0.3), (50_000, 0.4), (80_000, 0.53), (200_000, 0.6),
+    (1_000_000, 0.7), (2_000_000, 0.8), (5_000_000, 0.9), (10_000_000, 0.97), (30_000_000, 1.0),
+)  # fmt: skip
+"""Flow sizes of a web search cluster, bytes and share up to there (Alizadeh et al., DCTCP, SIGCOMM 2010), in the points that
+later simulations of it use; linear in between."""
+BURST_BYTES = ((1_500, 0.0), (15_000, 0.5), (60_000, 0.7), (500_000, 1.0))
+"""Microbursts: over 70 % last at most tens of us (Zhang et al., IMC 2017), that is 60 kB at 10 Gb/s."""
+DISTRIBUTIONS = {"websearch": WEBSEARCH, "burst": BURST_BYTES}
+
+
+def make_tasks(scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> Tasks:
+    """The workload of a scenario and all other traffic. Raises ConfigError if they do not fit the fabric."""
+    graph = Graph()
+    _WORKLOADS[scenario.workload.kind](graph, scenario, fabric, rng)
+    _background(graph, scenario, rng)
+    _bursts(graph, scenario, rng)
+    return _delayed(graph.build(), scenario, rng)
+
+
+def mean_size(sizes: str, fixed: int) -> float:
+    """Mean of a distribution of flow sizes, bytes."""
+    if sizes == "fixed":
+        return float(fixed)
+    points = DISTRIBUTIONS[sizes]
+    pairs = itertools.pairwise(points)
+    return float(sum((high - low) * (small + large) / 2.0 for (small, low), (large, high) in pairs))
+
+
+def draw_sizes(sizes: str, fixed: int, count: int, rng: np.random.Generator) -> Ints:
+    """Flow sizes from a distribution, bytes."""
+    if sizes == "fixed":
+        return np.full(count, fixed)
+    nbytes, shares = np.array(DISTRIBUTIONS[sizes]).T
+    drawn: Ints = np.maximum(np.interp(rng.random(count), shares, nbytes), 1).astype(np.int64)
+    return drawn
+
+
+def all_reduce(
+    graph: Graph, load: WorkloadSpec, fabric: Fabric, hosts: Ints, starts: Ints, nbytes: int, cls: int
+) -> Ints:
+    """One all-reduce by the workload's algorithm; returns what each rank ends with."""
+    if load.algorithm == "ps":
+        return ps(graph, hosts, nbytes, starts, cls, load.servers)
+    if load.algorithm == "hierarchical":
+        leaves = fabric.leaves()
+        under_first = int((leaves[hosts] == leaves[hosts[0]]).sum())
+        return hierarchical(graph, hosts, nbytes, starts, cls, load.group or under_first)
+    return PLAIN[load.algorithm](graph, hosts, nbytes, starts, cls)
+
+
+def _rounds(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> None:
+    load = scenario.workload
+    hosts = np.arange(scenario.ranks)
+    ends = graph.tasks(hosts)
+    for _ in range(load.rounds):
+        starts = ends
+        ends = all_reduce(graph, load, fabric, hosts, starts, load.size, cls=0)
+        graph.rounds.append((starts, ends))
+
+
+def _training(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> None:
+    load = scenario.workload
+    trace = load_trace(load.model)
+    parts = buckets(trace, load.bucket)
+    hosts = np.arange(scenario.ranks)
+    done = [graph.tasks(hosts)] * len(parts)
+    for _ in range(load.steps):
+        first = done
+        done = _step(graph, load, fabric, hosts, trace, parts, done)
+        graph.rounds.append((np.concatenate(first), np.concatenate(done)))
+
+
+def _step(
+    graph: Graph,
+    load: WorkloadSpec,
+    fabric: Fabric,
+    hosts: Ints,
+    trace: Trace,
+    parts: list[Bucket],
+    fresh: list[Ints],
+) -> list[Ints]:
+    """One training step. ``fresh``: for each bucket, front layers first, what each rank's parameters wait for; returns the
+    same for the next step."""
+    last = fresh[0]
+    for part, ready in zip(parts, fresh, strict=True):
+        compute = graph.tasks(hosts, part.forward_s)
+        graph.order(last, compute)
+        graph.order(ready, compute)
+        last = compute
+    gradients = []
+    for part in reversed(parts):
+        compute = graph.tasks(hosts, part.backward_s)
+        graph.order(last, compute)
+        gradients.append(compute)
+        last = compute
+    done = []
+    for number, (part, there) in enumerate(zip(reversed(parts), gradients, strict=True)):
+        place = len(parts) - 1 - number
+        cls = min(place * (LOWEST_CLASS + 1) // len(parts), LOWEST_CLASS) if load.layer_classes else 0
+        nbytes = max(round(part.nbytes * load.bytes_scale), 4)
+        starts = there if load.overlap else last
+        done.append(all_reduce(graph, load, fabric, hosts, starts, nbytes, cls))
+    return done[::-1]
+
+
+def _flows(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> None:
+    load = scenario.workload
+    sources, targets = _pairs(scenario.ranks, load.flows, rng)
+    sizes = draw_sizes(load.sizes, load.size, load.flows, rng)
+    rate = load.load * scenario.topology.host_link.rate * scenario.ranks / 8.0
+    gaps = rng.exponential(mean_size(load.sizes, load.size) / rate, load.flows)
+    graph.flows(sources, targets, sizes, latency_s=np.cumsum(gaps), batch=graph.next_batch())
+    graph.per_flow = True
+
+
+def _incast(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> None:
+    hosts = np.arange(1, scenario.ranks)
+    ends = graph.tasks(hosts)
+    for _ in range(scenario.workload.rounds):
+        flows = graph.flows(hosts, 0, scenario.workload.size, batch=graph.next_batch())
+        meeting = graph.tasks(0)
+        graph.order(ends, flows)
+        graph.order(flows, meeting)
+        graph.rounds.append((ends, meeting))
+        ends = meeting
+
+
+def _permutation(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> None:
+    hosts = np.arange(scenario.ranks)
+    ends = graph.tasks(0)
+    for _ in range(scenario.workload.rounds):
+        order = rng.permutation(hosts)  # each to the next in a random order: nobody to itself
+        flows = graph.flows(order, np.roll(order, -1), scenario.workload.size, batch=graph.next_batch())
+        meeting = graph.tasks(0)
+        graph.order(ends, flows)
+        graph.order(flows, meeting)
+        graph.rounds.append((ends, meeting))
+        ends = meeting
+
+
+_WORKLOADS: dict[str, Callable[[Graph, Scenario, Fabric, np.random.Generator], None]] = {
+    "all_reduce": _rounds,
+    "training": _training,
+    "flows": _flows,
+    "incast": _incast,
+    "permutation": _permutation,
+}
+
+
+def _background(graph: Graph, scenario: Scenario, rng: np.random.Generator) -> None:
+    spec, hosts = scenario.background, scenario.topology.host_count
+    if not spec.load:
+        return
+    rate = spec.load * scenario.topology.host_link.rate * hosts / 8.0
+    count = int(rng.poisson(rate / mean_size(spec.sizes, spec.size) * spec.until))
+    sources, targets = _pairs(hosts, count, rng)
+    sizes = draw_sizes(spec.sizes, spec.size, count, rng)
+    starts = rng.uniform(0.0, spec.until, count)
+    graph.flows(
+        sources, targets, sizes, leg=BACKGROUND_LEG, cls=spec.cls, latency_s=starts, timed=False,
+        batch=graph.next_batch(),
+    )  # fmt: skip
+
+
+def _bursts(graph: Graph, scenario: Scenario, rng: np.random.Generator) -> None:
+    spec, hosts = scenario.bursts, scenario.topology.host_count
+    for start in np.sort(rng.uniform(0.0, spec.until, int(rng.poisson(spec.rate_hz * spec.until)))):
+        target = int(rng.integers(hosts))
+        sources = rng.choice(np.delete(np.arange(hosts), target), spec.senders, replace=False)
+        seconds = rng.exponential(spec.mean, spec.senders)
+        sizes = np.maximum(seconds * scenario.topology.host_link.rate / 8.0, 1.0).astype(np.int64)
+        graph.flows(
+            sources, target, sizes, leg=BURST_LEG, cls=LOWEST_CLASS, latency_s=start, timed=False,
+            batch=graph.next_batch(),
+        )  # fmt: skip
+
+
+def _pairs(hosts: int, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Random sources, and targets other than they."""
+    sources = rng.integers(hosts, size=count)
+    return sources, (sources + rng.integers(1, hosts, size=count)) % hosts
+
+
+def _delayed(tasks: Tasks, scenario: Scenario, rng: np.random.Generator) -> Tasks:
+    """Add each flow's jitter and, to the workload's, a log-normal latency whose P99 is ``tail`` times its median."""
+    extra: Floats = rng.uniform(0.0, scenario.jitter, len(tasks.source)) if scenario.jitter else np.zeros(1)
+    load = scenario.workload
+    if load.latency:
+        sigma = math.log(load.tail) / Z99
+        extra = extra + tasks.timed * load.latency * rng.lognormal(0.0, sigma, len(tasks.source))
+    return replace(tasks, latency_s=tasks.latency_s + np.where(tasks.bytes > 0, extra, 0.0))

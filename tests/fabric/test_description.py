@@ -1,0 +1,206 @@
+"""Descriptions: units, defaults, and what is wrong is refused with the field's full name."""
+
+from __future__ import annotations
+
+import pytest
+
+from dblp.errors import ConfigError
+from dblp.sim.fabric.experiment import (
+    changed,
+    experiment_names,
+    load_experiment,
+    read_experiment,
+)
+from dblp.sim.fabric.load import scenario
+from dblp.sim.fabric.models import make_trace
+from dblp.sim.fabric.packet import make_plan
+from dblp.sim.fabric.topology import make_fabric
+from dblp.sim.fabric.traces import buckets, load_trace, trace_names
+from dblp.units import picoseconds
+
+STAR = {"topology": {"kind": "star", "hosts": 4}}
+
+
+def test_units_are_read_by_the_fields_type():
+    found = scenario(
+        {
+            "topology": {"kind": "star", "hosts": 4, "host_link": {"rate": "400gbit", "delay": "500ns"}},
+            "switch": {"buffer": "64M"},
+            "workload": {"size": 4096},
+        }
+    )
+    assert found.topology.host_link.rate == 400e9
+    assert picoseconds(found.topology.host_link.delay) == 500_000
+    assert found.switch.buffer == 64 << 20
+    assert found.workload.size == 4096
+
+
+def test_a_model_gives_the_defaults_of_its_transport():
+    found = scenario({**STAR, "transport": {"model": "tcp", "min_rto": "10ms"}})
+    assert (found.transport.control, found.transport.stop, found.transport.min_rto) == ("reno", "all", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"topology.kind": "ring"}, "topology.kind='ring'"),
+        ({"topology.hosts": 1}, "topology.kind"),
+        ({"topology.spines": 2}, "topology.spines=2"),
+        ({"topology.host_link": {"rate": "fast"}}, "topology.host_link.rate"),
+        ({"topology.host_link": {"rate": 0}}, "topology.host_link.rate"),
+        ({"topology.host_link": {"delay": "1 furlong"}}, "topology.host_link.delay"),
+        ({"topology": {"kind": "leaf_spine", "leaves": 2, "hosts_per_leaf": 2}}, "topology.spines=0"),
+        ({"topology": {"kind": "fat_tree", "k": 3, "levels": 2}}, "topology.k=3"),
+        ({"topology": {"kind": "fat_tree", "k": 4, "levels": 4}}, "topology.levels=4"),
+        ({"topology": {"kind": "dumbbell", "hosts": 5}}, "topology.hosts=5"),
+        ({"switch.classes": [{"queue": 1}]}, "switch.classes[0].queue=1"),
+        ({"switch.classes": [{"mark_max": "1K"}]}, "switch.classes[0].mark_max"),
+        ({"switch.buffer": 0}, "switch.buffer=0"),
+        ({"switch.alpha": 0.0}, "switch.alpha"),
+        ({"transport.model": "quic"}, "transport.model='quic'"),
+        ({"transport.loss_bound": 1.0}, "transport.loss_bound"),
+        ({"transport.stop": "deadline"}, "transport.deadline"),
+        ({"transport.model": "ndp"}, "switch.trim"),
+        ({"routing.policy": "magic"}, "routing.policy='magic'"),
+        ({"workload.algorithm": "gossip"}, "workload.algorithm"),
+        ({"workload.ranks": 5}, "workload.ranks=5"),
+        ({"workload.algorithm": "ps", "workload.servers": 4}, "workload.servers=4"),
+        ({"failures": [{"link": "h0"}]}, "failures[0].link"),
+        ({"failures": [{"link": "h0-switch", "loss": 2.0}]}, "failures[0].loss"),
+        ({"failures": [{"link": "h0-switch", "at": 2.0, "until": 1.0}]}, "failures[0].until"),
+        ({"failures": {"link": "h0-switch"}}, "failures"),
+        ({"workload.rounds": True}, "workload.rounds"),
+        ({"workload.lode": 1}, "workload.lode: no such field; did you mean load?"),
+        ({"background.load": 1.0}, "background.load"),
+        ({"bursts": {"rate_hz": 1.0, "senders": 4}}, "bursts.senders=4"),
+    ],
+)
+def test_what_is_wrong_is_named(changes, field):
+    with pytest.raises(ConfigError) as caught:
+        scenario(changed(STAR, changes))
+    assert str(caught.value).startswith(field), str(caught.value)
+
+
+def test_a_scenario_needs_a_topology():
+    with pytest.raises(ConfigError, match="topology is missing"):
+        scenario({})
+
+
+@pytest.mark.parametrize("link", ["h0-h1", "leaf9-spine0"])
+def test_a_failure_of_a_link_that_is_not_there_is_refused(link):
+    found = scenario({**STAR, "failures": [{"link": link, "at": "1ms"}]})
+    with pytest.raises(ConfigError, match=r"failures\[0\]\.link"):
+        from dblp.sim.fabric.packet import make_arrays
+
+        make_arrays(make_plan(found, 0))
+
+
+@pytest.mark.parametrize(
+    ("table", "hosts", "paths", "hops"),
+    [
+        ({"kind": "star", "hosts": 4}, 4, 1, 2),
+        ({"kind": "dumbbell", "hosts": 6}, 6, 1, 3),
+        ({"kind": "leaf_spine", "leaves": 3, "spines": 5, "hosts_per_leaf": 2}, 6, 5, 4),
+        ({"kind": "leaf_spine", "leaves": 3, "spines": 5, "hosts_per_leaf": 2, "planes": 2}, 6, 10, 4),
+        ({"kind": "fat_tree", "k": 4, "levels": 3}, 16, 4, 6),
+        ({"kind": "fat_tree", "k": 4, "levels": 2, "oversubscription": 3}, 24, 2, 4),
+    ],
+)
+def test_all_paths_of_a_topology_lead_there_and_differ(table, hosts, paths, hops):
+    fabric = make_fabric(scenario({"topology": table}).topology)
+    assert (fabric.hosts, fabric.paths) == (hosts, paths)
+    routes = [tuple(fabric.route(0, hosts - 1, path)) for path in range(paths)]
+    assert len(set(routes)) == paths
+    for route in routes:
+        assert len(route) == hops
+        assert fabric.sources[route[0]] == 0
+        assert fabric.targets[route[-1]] == hosts - 1
+        assert (fabric.targets[list(route[:-1])] == fabric.sources[list(route[1:])]).all()
+
+
+def test_routes_of_many_pairs_are_those_of_each():
+    import numpy as np
+
+    fabric = make_fabric(scenario({"topology": {"kind": "fat_tree", "k": 4, "levels": 3}}).topology)
+    sources, targets = np.array([0, 0, 5, 15, 3]), np.array([1, 15, 6, 0, 2])
+    for path in range(fabric.paths):
+        rows = fabric.routes(sources, targets, path).T
+        for row, source, target in zip(rows, sources, targets, strict=True):
+            assert row[row >= 0].tolist() == fabric.route(int(source), int(target), path)
+
+
+def test_a_three_level_fat_tree_is_that_of_al_fares():
+    fabric = make_fabric(scenario({"topology": {"kind": "fat_tree", "k": 6, "levels": 3}}).topology)
+    assert fabric.hosts == 54
+    assert len(fabric.names) - 54 == 6 * 6 + 9
+    assert len(fabric.sources) == 2 * 3 * 54
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_experiments_of_the_package_are_sound(name):
+    experiment = load_experiment(name)
+    assert experiment.title
+    assert experiment.cases([0, 1])
+    assert {claim.policy for claim in experiment.claims} <= {arm.policy for arm in experiment.arms}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("tilte = 'x'", "tilte: no such field"),
+        ("title = ", "Invalid value"),
+        ("[scenario]\n[[arms]]\npolicy = 'a'", "arm 'a': topology is missing"),
+        ("[[arms]]\nname = 'a'", r"arms\[0\]"),
+        ("engine = 'ns3'\nscenario.topology = {kind = 'star', hosts = 2}", "engine='ns3'"),
+        (
+            "scenario.topology = {kind = 'star', hosts = 2}\n[[arms]]\npolicy = 'a'\n"
+            "[[claims]]\npolicy = 'a'\nagainst = 'b'\nmeasure = 'p99_s'\npaper = 0.1",
+            "no arm 'b'",
+        ),
+    ],
+)
+def test_a_wrong_experiment_is_refused(text, error):
+    with pytest.raises(ConfigError, match=error):
+        read_experiment("mine", text)
+
+
+def test_changes_reach_into_arrays():
+    table = {"failures": [{"loss": 0.1}, {"loss": 0.2}]}
+    assert changed(table, {"failures.1.loss": 0.5})["failures"] == [{"loss": 0.1}, {"loss": 0.5}]
+    assert table["failures"][1] == {"loss": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"), [("resnet50", 25_557_032), ("vgg16", 138_357_544), ("gpt2", 124_439_808)]
+)
+def test_traces_have_the_published_numbers_of_parameters(model, parameters):
+    trace = load_trace(model)
+    assert trace.nbytes == 4 * parameters
+    assert trace.compute_s == pytest.approx(make_trace(model)["step_s"])
+    assert model in trace_names()
+
+
+def test_the_traces_of_the_package_are_what_the_command_makes():
+    for model in trace_names():
+        made = make_trace(model)
+        assert [layer["bytes"] for layer in made["layers"]] == [
+            layer.nbytes for layer in load_trace(model).layers
+        ]
+
+
+def test_buckets_hold_all_layers_and_fill_from_the_back():
+    trace = load_trace("resnet50")
+    parts = buckets(trace, 25 << 20)
+    assert sum(part.nbytes for part in parts) == trace.nbytes
+    assert all(part.nbytes <= 25 << 20 for part in parts)
+    assert sum(part.forward_s + part.backward_s for part in parts) == pytest.approx(trace.compute_s)
+    assert parts[-1].nbytes > 20 << 20
+
+
+def test_an_unknown_trace_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="known are gpt2, resnet50, vgg16"):
+        load_trace("alexnet")
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"layers": []}')
+    with pytest.raises(ConfigError, match="layers with name"):
+        load_trace(str(broken))

@@ -1,0 +1,407 @@
+"""The packet engine: closed forms, conservation, determinism, bounds, faults. The first test to run compiles it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dblp.sim.fabric.graph import Graph
+from dblp.sim.fabric.outcome import Outcome
+from dblp.sim.fabric.packet import Plan, make_plan, run_packet, run_plan
+from dblp.sim.fabric.scenario import Scenario
+from dblp.sim.fabric.splitting import sprayed_loads
+from tests.fabric.scenarios import MODELS, POLICIES, leaf_spine, star
+
+pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes on a busy machine
+
+PACKET, PAYLOAD = 1500, 1424
+S_A_PACKET = PACKET * 8 / 10e9
+S_AN_ACK = 64 * 8 / 10e9
+DELAY_S = 1e-6
+WIDE = {"transport__control": "window", "transport__initial_window": "64M"}
+"""A window that no flow here fills: line rate."""
+
+
+def run_flows(scenario: Scenario, build: Callable[[Graph], object], seed: int = 0) -> Outcome:
+    """Run flows of one's own instead of the scenario's workload."""
+    graph = Graph()
+    build(graph)
+    graph.per_flow = True
+    plan = make_plan(scenario, seed)
+    tasks = graph.build()
+    none = np.zeros(len(plan.fabric.sources), bool)
+    return run_plan(
+        replace(
+            plan,
+            tasks=tasks,
+            paths=np.zeros(len(tasks.source), np.int64),
+            ideal_loads=sprayed_loads(tasks, plan.fabric, none),
+        )
+    )
+
+
+def assert_conserved(outcome: Outcome) -> None:
+    """Packets sent = delivered (trimmed headers among them) + dropped + under way, of data and of control."""
+    counts = outcome.counts
+    lost = ("no_buffer", "by_class", "pushed_out", "link_loss", "link_down")
+    for kind in (0, 1):
+        dropped = sum(counts[name][kind] for name in lost)
+        assert counts["sent"][kind] == counts["delivered"][kind] + dropped + outcome.queued[kind]
+    assert counts["trimmed"][0] <= counts["sent"][0]
+
+
+# closed forms
+
+
+@pytest.mark.parametrize("packets", [1, 2, 100])
+def test_one_flow_takes_its_packets_one_more_and_two_delays(packets):
+    """Store and forward: N packet times at the host, one more at the switch."""
+    outcome = run_flows(star(**WIDE), lambda graph: graph.flows(0, 1, packets * PAYLOAD))
+    assert outcome.times_s[0] == pytest.approx((packets + 1) * S_A_PACKET + 2 * DELAY_S, abs=1e-12)
+    assert outcome.counts["sent"] == (packets, packets)
+
+
+def test_a_short_last_packet_is_as_short_on_the_wire():
+    outcome = run_flows(star(**WIDE), lambda graph: graph.flows(0, 1, 24))
+    assert outcome.times_s[0] == pytest.approx(2 * 100 * 8 / 10e9 + 2 * DELAY_S, abs=1e-12)
+
+
+@pytest.mark.parametrize("senders", [2, 3])
+def test_senders_to_one_share_its_link_evenly(senders):
+    """All end within a packet each of the time that the link needs for all."""
+    wide = star(switch__buffer="64M", **WIDE)
+    outcome = run_flows(wide, lambda graph: graph.flows(range(1, senders + 1), 0, 200 * PAYLOAD))
+    total = (senders * 200 + 1) * S_A_PACKET + 2 * DELAY_S
+    assert outcome.times_s.max() == pytest.approx(total, abs=S_A_PACKET)
+    assert outcome.times_s.min() >= total - (senders + 1) * S_A_PACKET
+
+
+def test_two_flows_of_one_host_take_turns():
+    outcome = run_flows(star(**WIDE), lambda graph: graph.flows(0, [1, 2], 100 * PAYLOAD))
+    assert (
+        abs(outcome.times_s[0] - outcome.times_s[1]) <= 4 * S_A_PACKET
+    )  # one in service, one waiting at first
+
+
+def test_a_ring_takes_its_steps_one_after_another():
+    """2 (n - 1) steps of a shard's packets, each with one more packet time and two delays; at most an acknowledgement before
+    each."""
+    shard = 10 * PAYLOAD
+    outcome = run_packet(star(workload__size=4 * shard, **WIDE))
+    least = 6 * (11 * S_A_PACKET + 2 * DELAY_S)
+    assert least - 1e-11 <= outcome.times_s[0] <= least + 6 * 11 * S_AN_ACK
+
+
+def test_direct_takes_two_legs():
+    """Each sends and gets three shards in each leg; the switch's ports are never behind by more than a packet of each
+    sender."""
+    shard = 100 * PAYLOAD
+    outcome = run_packet(
+        star(workload__size=4 * shard, workload__algorithm="direct", switch__buffer="8M", **WIDE)
+    )
+    least = 2 * (301 * S_A_PACKET + 2 * DELAY_S)
+    assert least <= outcome.times_s[0] + 1e-12 <= least + 2 * 301 * S_AN_ACK + 12 * S_A_PACKET
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "flows", "total"),
+    [
+        ("ring", 16, 2 * 15 * 16, 2 * 15),
+        ("direct", 16, 2 * 15 * 16, 2 * 15),
+        ("halving_doubling", 16, 8 * 16, 2 * 15),
+        ("hierarchical", 16, None, None),
+        ("double_tree", 16, 2 * 2 * 8 * 15, 2 * 15),
+        ("double_tree", 13, 2 * 2 * 8 * 12, 2 * 12),
+        ("ps", 16, 2 * 4 * 15 - 2 * 4 * 3, None),
+    ],
+)
+def test_algorithms_send_what_they_must_and_end(algorithm, ranks, flows, total):
+    """``total``: gradients' worth of bytes over all ranks."""
+    size = 16 * 13 * 16 * 100
+    scenario = leaf_spine(
+        workload__algorithm=algorithm, workload__ranks=ranks, workload__servers=4, workload__size=size
+    )
+    outcome = run_packet(scenario)
+    assert outcome.ended == "done"
+    assert flows is None or len(outcome.flows) == flows
+    if total is not None:
+        assert outcome.flows["bytes"].sum() == pytest.approx(total * size, rel=0.01)
+    assert_conserved(outcome)
+
+
+def test_training_steps_cost_their_computation_and_what_is_not_hidden():
+    from dblp.sim.fabric.traces import load_trace
+
+    fast = {"topology__host_link": {"rate": "800gbit", "delay": "100ns"}, "transport__packet": 9000}
+    load = {"workload__kind": "training", "workload__bytes_scale": 1e-3, "workload__steps": 3}
+    hidden = run_packet(star(**fast, **load))
+    compute = load_trace("resnet50").compute_s
+    assert len(hidden.times_s) == 3
+    assert compute <= hidden.mean_s <= 1.01 * compute
+    slow = {"topology__host_link": {"rate": "100mbit", "delay": "100ns"}, "transport__packet": 9000}
+    apart = run_packet(star(**slow, **load, workload__overlap=False))
+    behind = run_packet(star(**slow, **load))
+    assert compute < behind.mean_s < apart.mean_s
+
+
+# conservation, every model with every policy
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_packets_are_conserved_and_all_arrives(model, policy):
+    outcome = run_packet(leaf_spine(model, policy))
+    assert outcome.ended == "done"
+    assert_conserved(outcome)
+    if model != "mlt":
+        assert outcome.missing_share == 0.0
+    else:
+        assert outcome.missing_share <= 0.1
+
+
+@pytest.mark.parametrize("loss", [0.0, 1e-6, 0.5, 1.0])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_loss_ends(model, loss):
+    """Half of the packets and half of the answers: a timeout in four round trips of five, so patience is needed."""
+    patient = {"transport__max_timeouts": 40, "until": 1e6}
+    failures = [{"link": "hosts", "loss": loss, "one_way": True}]
+    outcome = run_packet(leaf_spine(model, "spray", failures=failures, workload__size="64K", **patient))
+    assert outcome.ended == ("failed" if loss == 1.0 else "done")
+    assert_conserved(outcome)
+    assert np.isnan(outcome.times_s).all() == (loss == 1.0)
+
+
+def test_time_that_is_over_ends_a_run():
+    outcome = run_packet(leaf_spine(until=20e-6))
+    assert outcome.ended == "until"
+    assert outcome.simulated_s == pytest.approx(20e-6)
+    assert_conserved(outcome)
+
+
+# determinism
+
+
+@pytest.mark.parametrize("policy", ["random", "reps", "adaptive"])
+def test_one_seed_is_one_run_and_another_is_another(policy):
+    scenario = leaf_spine("dctcp", policy, workload__size="256K")
+    first, again, other = run_packet(scenario, 7), run_packet(scenario, 7), run_packet(scenario, 8)
+    assert first.times_s.tobytes() == again.times_s.tobytes()
+    assert first.flows.tobytes() == again.flows.tobytes()
+    assert (first.events, first.counts) == (again.events, again.counts)
+    assert first.flows.tobytes() != other.flows.tobytes()
+
+
+# bounds
+
+
+@pytest.mark.parametrize("model", ["dblp", "mlt"])
+@pytest.mark.parametrize("bound", [0.0, 0.1, 0.4])
+def test_no_flow_misses_more_than_its_bound(model, bound):
+    failures = [{"link": "hosts", "loss": 0.3, "one_way": True}]
+    outcome = run_packet(
+        leaf_spine(
+            model,
+            "spray",
+            transport__loss_bound=bound,
+            transport__max_timeouts=40,
+            workload__size="2M",
+            failures=failures,
+        )
+    )
+    assert outcome.ended == "done"
+    assert (outcome.flows["missing"] <= np.floor(outcome.flows["chunks"] * bound)).all()
+    assert (outcome.missing_share > 0) == (bound > 0)
+
+
+def test_eager_throws_away_what_stall_waits_for():
+    """On a network that loses nothing, ``stall`` misses nothing; ``eager`` all that it may."""
+    settings = {"transport__loss_bound": 0.2, "workload__size": "2M"}
+    stall = run_packet(leaf_spine("dblp", "spray", **settings))
+    eager = run_packet(leaf_spine("dblp", "spray", transport__stop="eager", **settings))
+    assert stall.missing_share == 0.0
+    assert 0.15 < eager.missing_share <= 0.2
+    assert eager.times_s[0] < stall.times_s[0]
+
+
+def test_critical_chunks_always_arrive():
+    failures = [{"link": "hosts", "loss": 0.4, "one_way": True}]
+    settings = {"transport__loss_bound": 0.4, "transport__critical_share": 0.25, "workload__size": "2M"}
+    plan = make_plan(leaf_spine("dblp", "spray", failures=failures, **settings), 0)
+    assert run_plan(plan).ended == "done"
+    from dblp.sim.fabric.kernel import state as k
+    from dblp.sim.fabric.kernel.loop import run
+    from dblp.sim.fabric.packet import make_arrays
+
+    arrays = make_arrays(plan)
+    while run(arrays.world(), 1 << 60, 1_000) == k.PAUSED:
+        pass
+    flows = arrays.flows[arrays.flows["chunks"] > 0]
+    done = flows[flows["state"] == k.DONE]
+    assert len(done)
+    assert (done["critical_received"] == done["critical"]).all()
+    assert done["critical"].min() > 0
+
+
+def test_a_deadline_ends_a_flow_with_what_has_come():
+    failures = [{"link": "h1-switch", "loss": 1.0, "data_only": True}]
+    scenario = star(
+        failures=failures, workload__algorithm="direct", transport__stop="deadline", transport__deadline=0.01
+    )
+    outcome = run_packet(scenario)
+    assert outcome.ended == "done"
+    assert outcome.times_s[0] == pytest.approx(0.02, rel=0.01)
+    missing = outcome.flows[outcome.flows["missing"] > 0]
+    assert set(missing["source"]) | set(missing["target"]) >= {1}
+    assert (missing["finish_s"] - missing["ready_s"] == pytest.approx(0.01)) or len(missing) > 1
+
+
+# switches
+
+
+def test_the_lower_queue_passes_the_others():
+    """A short flow of class 0 through a port that eight long ones of class 3 fill."""
+    queues = [{"queue": 0}, {"queue": 1}, {"queue": 2}, {"queue": 3}]
+    wide = star(switch={"buffer": "64M", "queues": 4, "classes": queues}, **WIDE)
+
+    def build(graph):
+        graph.flows([1, 2], 0, 500 * PAYLOAD, cls=3)
+        graph.flows(3, 0, 20 * PAYLOAD, cls=0, latency_s=100e-6)
+
+    alone = 21 * S_A_PACKET + 2 * DELAY_S
+    assert run_flows(wide, build).times_s[2] <= alone + 2 * S_A_PACKET
+    fifo = star(switch={"buffer": "64M"}, **WIDE)
+    assert run_flows(fifo, build).times_s[2] > 3 * alone
+
+
+def test_droppable_packets_are_dropped_first():
+    switch = {"buffer": "8M", "classes": [{}], "droppable": [{"drop": "30K"}]}
+    outcome = run_packet(
+        star(
+            switch=switch, transport__model="dblp", transport__control="none", transport__droppable_share=0.5,
+            transport__loss_bound=0.5, workload__kind="incast",
+        )
+    )  # fmt: skip
+    assert outcome.counts["by_class"][0] > 0
+    assert outcome.counts["no_buffer"] == (0, 0)
+    assert 0.0 < outcome.missing_share <= 0.5
+
+
+def test_marks_keep_dctcps_queue_short_and_reno_fills_the_buffer():
+    load = {
+        "workload__kind": "incast",
+        "workload__size": "4M",
+        "switch": {"buffer": "512K", "classes": [{"mark_min": "60K"}]},
+    }
+    marked = run_packet(star(transport__model="dctcp", **load))
+    filled = run_packet(star(transport__model="tcp", **load))
+    assert marked.link_peak.max() < 200_000
+    assert filled.link_peak.max() > 500_000
+    assert marked.counts["no_buffer"][0] == 0 < filled.counts["no_buffer"][0]
+
+
+def test_trimmed_packets_lose_no_time():
+    outcome = run_packet(leaf_spine("ndp", "random", workload__kind="incast", workload__size="256K"))
+    least = 15 * 2**18 * 8 / 100e9
+    assert outcome.counts["trimmed"][0] > 100
+    assert outcome.counts["no_buffer"][0] == 0
+    assert least < outcome.times_s[0] < 1.2 * least
+
+
+def test_a_shared_buffer_gives_one_port_more_than_its_part():
+    load = {"workload__kind": "incast", "workload__size": "256K", **WIDE}
+    apart = run_packet(star(switch={"buffer": "64K"}, **load))
+    shared = run_packet(star(switch={"buffer": "256K", "shared": True, "alpha": 2.0}, **load))
+    assert apart.link_peak.max() <= 64 * 1024
+    assert 64 * 1024 < shared.link_peak.max() <= 2 / 3 * 256 * 1024 + PACKET
+
+
+# paths and faults
+
+
+def test_spraying_in_turn_loads_links_evenly_and_ecmp_does_not():
+    load = {"workload__kind": "permutation", "workload__size": "1M"}
+    spray, ecmp = (run_packet(leaf_spine("dctcp", policy, **load)) for policy in ("spray", "ecmp"))
+    assert spray.max_load_ratio < 1.1 < ecmp.max_load_ratio
+    assert spray.times_s[0] < ecmp.times_s[0]
+
+
+def test_ethereal_is_no_slower_than_random_spraying():
+    pairs = [
+        [run_packet(leaf_spine("dctcp", policy, transport__recovery="time", workload__size="4M"), seed).times_s[0]
+         for policy in ("ethereal", "random")]
+        for seed in range(5)
+    ]  # fmt: skip
+    ethereal, random = np.array(pairs).mean(axis=0)
+    assert ethereal <= random
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cut_link_is_left_and_taken_back(policy):
+    cut = [{"link": "leaf0-spine1", "at": 20e-6, "until": 1e-3}]
+    scenario = leaf_spine("dblp", policy, failures=cut, workload__size="8M", workload__rounds=4)
+    outcome = run_packet(scenario)
+    assert outcome.ended == "done"
+    assert outcome.counts["link_down"][0] > 0
+    assert outcome.times_s[3] < outcome.times_s[0] * 1.2
+    assert_conserved(outcome)
+
+
+def test_a_link_that_is_known_to_be_down_carries_nothing():
+    outcome = run_packet(leaf_spine("dctcp", "spray", failures=[{"link": "leaf0-spine1"}]))
+    loads = dict(zip(outcome.link_names, outcome.link_bytes, strict=True))
+    assert loads["leaf0>spine1"] == loads["spine1>leaf0"] == 0
+    assert loads["leaf1>spine1"] > 0
+    assert outcome.counts["link_down"] == (0, 0)
+
+
+def test_hosts_that_are_cut_off_fail_their_flows_alone():
+    failures = [{"link": "h3-switch"}]
+    load = {"workload__kind": "flows", "workload__flows": 60, "workload__size": 20_000}
+    outcome = run_packet(star(failures=failures, **load))
+    assert outcome.ended == "failed"
+    touched = (outcome.flows["source"] == 3) | (outcome.flows["target"] == 3)
+    assert (np.isnan(outcome.times_s) == touched).all()
+
+
+@pytest.mark.parametrize("model", ["dblp", "dctcp", "tcp"])
+def test_flows_that_start_together_starve_nobody(model):
+    """Eight equal flows to one port, twenty seeds: each host's mean place at the finish is the middle one, 3.5, within four
+    of its standard deviations of 2.29 / sqrt(20)."""
+    table = {"workload__kind": "incast", "workload__size": "256K", "topology__hosts": 9, "jitter": 50e-9}
+    switch = {"buffer": "512K", "classes": [{"mark_min": "60K"}]}
+    runs = [run_packet(star(transport__model=model, switch=switch, **table), seed) for seed in range(20)]
+    places = np.array([np.argsort(np.argsort(run.flows["finish_s"])) for run in runs])
+    assert all(run.ended == "done" for run in runs)
+    assert np.abs(places.mean(axis=0) - 3.5).max() < 4 * 2.29 / 20**0.5
+
+
+def test_background_and_microbursts_delay_but_are_not_timed():
+    plain = run_packet(leaf_spine("dctcp", "ecmp"))
+    others = {
+        "background": {"load": 0.3, "until": "200us", "sizes": "fixed", "size": "100K"},
+        "bursts": {"rate_hz": 50_000.0, "senders": 4, "until": "200us"},
+    }
+    busy = run_packet(leaf_spine("dctcp", "ecmp", **others))
+    assert len(busy.flows) == len(plain.flows)
+    assert busy.times_s[0] > plain.times_s[0]
+    assert_conserved(busy)
+
+
+# samples
+
+
+def test_samples_follow_the_backlogs():
+    outcome = run_packet(leaf_spine("dctcp", "ecmp", workload__size="4M"), sampled=True)
+    assert len(outcome.series) == len(outcome.series_s) <= 256
+    assert outcome.series.shape[1] == len(outcome.link_names)
+    assert 0 < outcome.series.max() <= outcome.link_peak.max()
+    assert outcome.series_s[-1] <= outcome.simulated_s
+
+
+def test_a_plan_says_what_was_drawn():
+    plan = make_plan(leaf_spine("dctcp", "ecmp"), 3)
+    assert isinstance(plan, Plan)
+    assert plan.ideal_loads[plan.fabric.fabric_links()].max() > 0

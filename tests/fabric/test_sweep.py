@@ -1,0 +1,190 @@
+"""Sweeps: records and claims, any number of processes, resumed ones; and the command over them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from dblp.cli.main import run as run_command
+from dblp.errors import ConfigError, LocalError
+from dblp.sim.fabric.experiment import Case, read_experiment
+from dblp.sim.fabric.sweep import CaseResult, claims, records, run_cases
+
+pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes on a busy machine
+
+TEXT = """
+title = "small"
+paper = "nobody"
+seeds = 2
+[scenario]
+topology = {kind = "leaf_spine", leaves = 2, spines = 2, hosts_per_leaf = 2}
+workload = {algorithm = "direct", size = "64K"}
+[[arms]]
+policy = "random"
+set = {"routing.policy" = "random"}
+[[arms]]
+policy = "ethereal"
+set = {"routing.policy" = "ethereal"}
+[axes]
+"workload.size" = ["64K", "128K"]
+[[claims]]
+policy = "ethereal"
+against = "random"
+measure = "completion_s"
+paper = -0.3
+"""
+RECORD_KEYS = {
+    "experiment",
+    "policy",
+    "hosts",
+    "completion_s",
+    "p99_s",
+    "max_link_load_ratio",
+    "paper",
+    "ours",
+}
+
+
+@pytest.fixture
+def experiment():
+    return read_experiment("small", TEXT)
+
+
+def figures(results):
+    """All that doesn't depend on the machine's speed, in one order."""
+    rows = [(r.policy, r.point, r.seed, r.times_s, r.max_load_ratio, dict(r.counts), r.hops) for r in results]
+    return sorted(rows, key=lambda row: (row[0], row[1], row[2]))
+
+
+def fake(case: Case, times, ended="done"):
+    return CaseResult(
+        key=case.key, policy=case.policy, point=case.point, seed=case.seed, hosts=4, ended=ended, times_s=times,
+        max_load_ratio=1.0, missing_share=0.0, counts={}, hops=1, wall_s=1.0, picture={},
+    )  # fmt: skip
+
+
+def test_records_put_seeds_together_and_compare_arms(experiment):
+    cases = experiment.cases([0, 1])
+    results = [fake(case, (1.0 + case.seed,) if case.policy == "random" else (0.9,)) for case in cases]
+    rows = records(experiment, results)
+    assert len(rows) == 4
+    assert set(rows[0]) >= RECORD_KEYS
+    random, ethereal = rows[:2]
+    assert (random["completion_s"], random["seeds"], random["paper"]) == (1.5, 2, None)
+    assert ethereal["paper"] == -0.3
+    assert ethereal["ours"] == pytest.approx(0.9 / 1.5 - 1.0)
+    assert claims(experiment, rows)[0]["ours"] == pytest.approx(-0.4)
+
+
+def test_records_of_runs_that_did_not_end_say_so(experiment):
+    cases = experiment.cases([0])
+    results = [fake(case, (math.nan,), "failed") for case in cases]
+    rows = records(experiment, results)
+    assert rows[0]["completion_s"] is None
+    assert rows[0]["unfinished"] == 1
+    assert rows[1]["ours"] is None
+    json.dumps(rows, allow_nan=False)
+
+
+@pytest.mark.processes
+def test_any_number_of_processes_gives_the_same_bits(experiment):
+    cases = experiment.cases([0, 1])
+    alone = list(run_cases(cases, processes=1))
+    many = list(run_cases(cases, processes=3))
+    assert figures(alone) == figures(many)
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(experiment, tmp_path):
+    cases = experiment.cases([0])
+    running = run_cases(cases, folder=tmp_path)
+    first = next(running)
+    running.close()
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    stamp = next(tmp_path.glob("*.json")).stat().st_mtime_ns
+    again = list(run_cases(cases, folder=tmp_path))
+    assert figures([r for r in again if r.key == first.key]) == figures([first])
+    assert len(again) == len(cases) == len(list(tmp_path.glob("*.json")))
+    assert (tmp_path / f"{first.key}.json").stat().st_mtime_ns == stamp
+    assert figures(list(run_cases(cases, folder=tmp_path))) == figures(again)
+
+
+def test_a_broken_result_is_named(experiment, tmp_path):
+    case = experiment.cases([0])[0]
+    (tmp_path / f"{case.key}.json").write_text("{}")
+    with pytest.raises(LocalError, match=case.key):
+        list(run_cases([case], folder=tmp_path))
+
+
+def test_a_changed_scenario_is_another_case(experiment):
+    keys = {case.key for case in experiment.cases([0, 1])}
+    assert len(keys) == 8
+    other = read_experiment("small", TEXT.replace("spines = 2", "spines = 1"))
+    assert not keys & {case.key for case in other.cases([0, 1])}
+
+
+# the command
+
+
+def test_run_writes_json_picture_and_page(tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "small.toml"
+    file.write_text(TEXT)
+    written = {name: tmp_path / f"out.{name}" for name in ("json", "png", "html")}
+    options = [part for name, path in written.items() for part in (f"--{name}", str(path))]
+    assert run_command(["sim", "run", str(file), "--seeds", "1", "--processes", "1", *options]) == 0
+    table = json.loads(written["json"].read_text())
+    assert table["command"] == "sim run"
+    assert {row["policy"] for row in table["records"]} == {"random", "ethereal"}
+    assert all(set(row) >= RECORD_KEYS for row in table["records"])
+    assert table["claims"][0]["ours"] is not None
+    assert written["png"].read_bytes().startswith(b"\x89PNG")
+    page = written["html"].read_text()
+    assert "ethereal" in page
+    assert "data:image/png;base64," in page
+
+
+def test_list_shows_experiments_and_traces(capsys):
+    assert run_command(["sim", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "ethereal" in shown
+    assert "resnet50" in shown
+
+
+def test_trace_writes_what_load_reads(tmp_path):
+    from dblp.sim.fabric.traces import load_trace
+
+    file = tmp_path / "mine.json"
+    assert run_command(["sim", "trace", "vgg16", "--output", str(file), "--batch", "8"]) == 0
+    assert load_trace(str(file)).compute_s == pytest.approx(load_trace("vgg16").compute_s / 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["run", "nothing"], "known are"),
+        (["run", "missing.toml"], "No such file"),
+        (["run", "scale", "--processes", "-1"], "--processes -1"),
+        (["run", "scale", "--seeds", "x"], "--seeds"),
+        (["trace", "alexnet", "--output", "x.json"], "known are resnet50"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(arguments, error, capsys):
+    assert run_command(["sim", *arguments]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_missing_numba_is_told_with_the_pip_line(monkeypatch, capsys):
+    monkeypatch.setattr("dblp.cli.extras.find_spec", lambda name: None if name == "numba" else object())
+    assert run_command(["sim", "run", "scale"]) == 2
+    assert "dblp[sim]" in capsys.readouterr().err
+
+
+def test_an_experiment_file_that_is_no_experiment_names_the_field(tmp_path):
+    file = tmp_path / "wrong.toml"
+    file.write_text("scenario.topology = {kind = 'star', hosts = 1}")
+    with pytest.raises(ConfigError, match=r"topology\.kind"):
+        from dblp.sim.fabric.experiment import load_experiment
+
+        load_experiment(str(file))
