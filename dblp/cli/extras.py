@@ -10,6 +10,8 @@ _EXTRAS = {
     "torch": ("torch", "torch"),
     "sklearn": ("scikit-learn", "train"),
     "matplotlib": ("matplotlib", "train"),
+    "scapy": ("scapy", "lab"),
+    "pyroute2": ("pyroute2", "lab"),
 }
 
 
