@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dblp import errors
+from dblp.cli.environment import environment
 from dblp.cli.worker import events_path
 from dblp.errors import LocalError
 
@@ -55,7 +56,7 @@ def run_workers(
         plan_path = folder / "plan.json"
         plan_path.write_text(json.dumps(dict(plan)))
         with (
-            _environment({**_WORKER_ENV, **(env or {})}),
+            environment({**_WORKER_ENV, **(env or {})}),
             _signals_restored(),
             _events(folder, ranks, on_event),
         ):
@@ -127,20 +128,6 @@ def _quieten_launcher() -> None:
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

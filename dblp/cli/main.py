@@ -17,6 +17,7 @@ from rich.markup import escape
 from dblp.cli.bench.burst import burst
 from dblp.cli.bench.command import allreduce
 from dblp.cli.doctor import doctor
+from dblp.cli.lab.command import lab
 from dblp.cli.pcap import pcap
 from dblp.cli.train.command import train
 from dblp.errors import DblpError
@@ -42,6 +43,7 @@ app.command()(train)
 app.add_typer(bench, name="bench")
 app.command()(doctor)
 app.command()(pcap)
+app.add_typer(lab, name="lab")
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ that it returned. It holds the wait for ranks that come later, in every arm alik
 """
 # No "from __future__ import annotations" here: DDP compares a hook's annotations with the types themselves.
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from dblp.cli.environment import environment
 from dblp.cli.network import DatagramCount, datagram_count
 from dblp.cli.train.optimizers import MOMENTUM
 from dblp.cli.train.plan import TrainPlan
@@ -142,28 +142,28 @@ def open_arm(
 ) -> Iterator[Arm]:
     """Make an arm's transport the default process group; it ends with the block."""
     policy = policy_of(name, plan.budget, plan.stop)
-    with _transport(plan, policy):  # read when the backend opens its port
-        backend = "gloo" if policy is None else "dblp"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    try:
-        yield GlooArm() if policy is None else DblpArm(policy, method_of(name))
-    finally:
-        dist.destroy_process_group()
+    with open_policy(policy, method_of(name), plan.impair, store, rank, world_size, timeout) as arm:
+        yield arm
 
 
 @contextmanager
-def _transport(plan: TrainPlan, policy: Preset | None) -> Iterator[None]:
-    """The transport's variables as plan and policy have them; afterwards as they were."""
-    wanted = {
-        f"DBLP_{name.upper()}": str(value) for name, value in (policy.transport if policy else {}).items()
+def open_policy(
+    policy: Preset | None,
+    method: Method | None,
+    impair: str,
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+) -> Iterator[Arm]:
+    """dblp under a policy, or gloo for None, as the default process group until the block ends."""
+    transport = {
+        f"DBLP_{key.upper()}": str(value) for key, value in (policy.transport if policy else {}).items()
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update({"DBLP_IMPAIR": plan.impair, **wanted})
+    with environment({"DBLP_IMPAIR": impair, **transport}):  # read when the backend opens its port
+        backend = "gloo" if policy is None else "dblp"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        yield
+        yield GlooArm() if policy is None else DblpArm(policy, method)
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        dist.destroy_process_group()

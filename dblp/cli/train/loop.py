@@ -36,10 +36,10 @@ def work(plan: Plan, emit: Emit) -> None:
         for name in train_plan.arms:
             store = PrefixStore(f"{name}/{seed}", agent)
             with open_arm(name, train_plan, store, rank, world_size, _TIMEOUT) as arm:
-                _Run(train_plan, arm, name, seed, samples, emit).train()
+                Run(train_plan, arm, name, seed, samples, emit).train()
 
 
-class _Run:
+class Run:
     """One arm with one seed."""
 
     def __init__(

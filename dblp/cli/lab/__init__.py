@@ -1,0 +1,1 @@
+"""``dblp lab``: experiments on network namespaces."""

@@ -1,0 +1,67 @@
+"""The progress of ``dblp lab run``: a bar an arm and size; where output is no terminal, a line a stage."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from dblp.sim.lab.experiment import Experiment
+from dblp.units import format_bytes
+
+
+class LabProgress:
+    """Hears a run (``dblp.sim.lab.run.Watch``) and shows it."""
+
+    def __init__(self, experiment: Experiment, console: Console) -> None:
+        self._experiment, self._console = experiment, console
+        self._bars = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[tuple[str, int], TaskID] = {}
+
+    def __enter__(self) -> LabProgress:
+        self._bars.start()
+        self._stage = self._bars.add_task("", total=None, state="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.update(self._stage, visible=False)
+        self._bars.stop()
+
+    def stage(self, text: str) -> None:
+        """Something begins."""
+        self._bars.update(self._stage, description=text)
+        if not self._console.is_terminal:
+            self._console.print(text, highlight=False)
+
+    def block(self, arm: str, nbytes: int, done: int, rounds: int) -> None:
+        """An arm has done so many of its rounds of a size."""
+        self._bars.update(self._stage, description=f"{arm}'s turn")
+        name = f"{arm}, {format_bytes(nbytes)}"
+        task = self._task(arm, nbytes, name, rounds)
+        self._bars.update(task, completed=done, state=f"{done}/{rounds}")
+
+    def event(self, rank: int, event: dict[str, Any]) -> None:
+        """A training run is so far."""
+        if event["kind"] != "progress":
+            return
+        accuracy = "" if event["accuracy"] is None else f" accuracy {event['accuracy']:.1%}"
+        state = f"epoch {event['epoch']} loss {event['loss']:.3f}{accuracy}"
+        task = self._task(event["arm"], event["seed"], f"{event['arm']}, seed {event['seed']}", 1.0)
+        self._bars.update(task, completed=event["share"], state=state)
+
+    def _task(self, arm: str, number: int, name: str, total: float) -> TaskID:
+        if (arm, number) not in self._tasks:
+            self._tasks[arm, number] = self._bars.add_task(name, total=total, state="")
+        return self._tasks[arm, number]

@@ -1,0 +1,134 @@
+"""The tables of ``dblp lab``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from dblp.sim.lab.compare import Change
+from dblp.sim.lab.experiment import Experiment
+from dblp.sim.lab.preflight import Finding
+from dblp.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_VERDICTS = {"faster": "green", "slower": "red", "same": "dim"}
+
+
+def headline(experiment: Experiment) -> str:
+    """What will be done."""
+    topology = experiment.topology
+    what = (
+        "training" if experiment.train else f"{experiment.rounds} rounds an arm, blocks of {experiment.block}"
+    )
+    return (
+        f"[bold]dblp lab run {experiment.name}[/]: {experiment.title}\n"
+        f"{topology.kind} of {topology.hosts} hosts, {what}, {len(experiment.arms)} arms in turn"
+    )
+
+
+def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Times and losses, a row a record."""
+    training = any(record["test_accuracy"] is not None for record in records)
+    bursts = any(record["burst_p50_s"] is not None for record in records)
+    columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
+        ("arm", lambda r: r["arm"]),
+        ("size", lambda r: "" if r["bytes"] is None else format_bytes(r["bytes"])),
+        ("rounds", lambda r: str(r["rounds"])),
+        ("p50", lambda r: format_seconds(r["p50_s"])),
+        ("p99", lambda r: format_seconds(r["p99_s"])),
+    ]
+    if bursts:
+        columns.append(("in bursts", lambda r: _time(r["burst_p50_s"])))
+    columns += [
+        ("lost", lambda r: f"{r['offered_loss']:.2%}"),
+        ("again", lambda r: _share(r["repaired_share"])),
+        ("missing", lambda r: _share(r["missing_share"])),
+    ]
+    if training:
+        columns += [
+            ("accuracy", lambda r: _share(r["test_accuracy"])),
+            ("wall", lambda r: _time(r["wall_s"])),
+        ]
+    else:
+        columns.append(("CPU s/GB", lambda r: f"{r['cpu_s_per_gb']:.2f}"))
+    table = _table(
+        "lost: dropped by the model, by the kernel's counters; in bursts: p50 of rounds that met one", columns
+    )
+    for record in records:
+        table.add_row(*(cell(record) for _, cell in columns))
+    return table
+
+
+def ratio_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """gloo's time over dblp's."""
+    from dblp.sim.lab.report import ratios
+
+    table = _table(
+        "gloo's time over dblp's: above 1, dblp is faster",
+        [(name, None) for name in ("arm", "size", "than", "p50", "p99", "in bursts")],
+    )
+    for row in ratios(records):
+        table.add_row(*row)
+    return table
+
+
+def experiment_table(experiments: Sequence[Experiment]) -> Table:
+    """Those that ship."""
+    table = _table("run one with: dblp lab run NAME", [(name, None) for name in ("name", "what", "hosts")])
+    for experiment in experiments:
+        table.add_row(experiment.name, experiment.title, str(experiment.topology.hosts))
+    return table
+
+
+def change_table(changes: Sequence[Change]) -> Table:
+    """Two runs, arm by arm."""
+    table = _table(
+        "ratio: the second's p50 over the first's, with its 95 % interval (bootstrap over the rounds)",
+        [(name, None) for name in ("arm", "size", "p50", "then", "ratio", "interval", "p99", "verdict")],
+    )
+    for change in changes:
+        table.add_row(
+            change.arm,
+            "" if change.bytes is None else format_bytes(change.bytes),
+            format_seconds(change.before["p50_s"]),
+            format_seconds(change.after["p50_s"]),
+            f"{change.p50_ratio:.2f}",
+            f"{change.low:.2f}-{change.high:.2f}",
+            f"{change.p99_ratio:.2f}",
+            Text(change.verdict, _VERDICTS[change.verdict]),
+        )
+    return table
+
+
+def finding_table(findings: Sequence[Finding]) -> Table:
+    """What the preflight found; below what is missing, what it costs and the remedy."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for finding in findings:
+        mark, style = ("✓", "green") if finding.ok else ("✗", "red" if finding.essential else "yellow")
+        table.add_row(Text(mark, style), Text(finding.what, "bold"), finding.found)
+        for text, colour in ((finding.consequence, ""), (finding.remedy, "green")):
+            if text:
+                table.add_row("", "", Text(text, colour))
+    return table
+
+
+def _table(caption: str, columns: Sequence[tuple[str, object]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption, caption_justify="left")
+    for name, _ in columns:
+        left = name in ("arm", "than", "name", "what", "verdict")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "what")
+    return table
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%}"

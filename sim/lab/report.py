@@ -1,0 +1,152 @@
+"""The report of an experiment: one HTML file with everything in it, made from the JSON alone."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dblp.sim.lab.figures import Document, pictures
+from dblp.units import format_bytes, format_seconds
+
+_PAGE = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1.2em; color: #1c1c1c }}
+h1 {{ font-size: 1.5em; margin-bottom: 0 }} h2 {{ font-size: 1.1em; margin: 1.8em 0 .4em }}
+.about {{ color: #555; margin-top: .2em }}
+table {{ border-collapse: collapse; font-size: .92em }}
+td, th {{ padding: .25em .8em .25em 0; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap }}
+td:first-child, th:first-child {{ text-align: left }} th {{ font-weight: 600 }}
+.failed {{ background: #fdecea; border-left: 4px solid #c0392b; padding: .6em 1em }}
+.facts td {{ text-align: left; border: 0; padding-bottom: 0 }} .facts td:first-child {{ color: #555 }}
+svg {{ max-width: 100%; height: auto }}
+</style></head><body>
+<h1>{title}</h1><p class="about">{about}</p>
+{body}
+</body></html>
+"""
+
+Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
+def _time(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda record: "" if record[name] is None else format_seconds(record[name])
+
+
+def _share(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda record: "" if record[name] is None else f"{record[name]:.2%}"
+
+
+_COLUMNS: Sequence[Column] = (
+    ("arm", lambda record: record["arm"]),
+    ("size", lambda record: "" if record["bytes"] is None else format_bytes(record["bytes"])),
+    ("rounds", lambda record: str(record["rounds"])),
+    ("p50", _time("p50_s")),
+    ("p90", _time("p90_s")),
+    ("p99", _time("p99_s")),
+    ("p99.9", _time("p999_s")),
+    ("p50 in bursts", _time("burst_p50_s")),
+    ("dropped", _share("offered_loss")),
+    ("queue drops", _share("queue_loss")),
+    ("sent again", _share("repaired_share")),
+    ("missing", _share("missing_share")),
+    ("CPU s/GB", lambda record: "" if record["cpu_s_per_gb"] is None else f"{record['cpu_s_per_gb']:.2f}"),
+    ("accuracy", _share("test_accuracy")),
+    ("wall", _time("wall_s")),
+)
+
+
+def page(document: Document) -> str:
+    """The HTML of a document as ``dblp lab run --json`` writes it."""
+    experiment = document["experiment"]
+    parts = [_failed(document), _facts(document), "<h2>Results</h2>", _table(document), _ratios(document)]
+    parts += [f"<h2>{heading}</h2>\n{_inline(svg)}" for heading, svg in pictures(document)]
+    parts.append(f"<p class='about'>{_NOTES}</p>")
+    return _PAGE.format(
+        title=html.escape(experiment["title"]),
+        about=html.escape(experiment["about"]),
+        body="\n".join(filter(None, parts)),
+    )
+
+
+def _failed(document: Document) -> str:
+    if not document["failed"]:
+        return ""
+    return f"<p class='failed'><b>This run proves nothing:</b> {html.escape(document['failed'])}</p>"
+
+
+def _facts(document: Document) -> str:
+    """What a reader must know of network and host."""
+    experiment, host = document["experiment"], document["host"]
+    topology = experiment["topology"]
+    rate = f"{topology['rate_bps'] / 1e6:g} Mb/s" if topology["rate_bps"] else "unlimited"
+    rows = {
+        "network": f"{topology['kind']}, {topology['hosts']} hosts, links {rate}",
+        "impairments": document["means"].get("schedule") or "none",
+        "done by": f"loss: {document['means'].get('loss')}, delay: {document['means'].get('delay')}",
+        "algorithm": experiment["algorithm"],
+        "host": f"{host['cpu']}, {host['cores']} cores, Linux {host['kernel']}, torch {host['torch']}",
+        "dblp": document["version"],
+    }
+    if experiment["traffic"]:
+        rows["cross traffic"] = experiment["traffic"]
+    cells = "".join(
+        f"<tr><td>{key}</td><td>{html.escape(str(value))}</td></tr>" for key, value in rows.items()
+    )
+    return f"<table class='facts'>{cells}</table>"
+
+
+def _table(document: Document) -> str:
+    """Records; columns that are empty everywhere are left out."""
+    records = document["records"]
+    columns = [(name, cell) for name, cell in _COLUMNS if any(cell(record) for record in records)]
+    head = "".join(f"<th>{name}</th>" for name, _ in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell(record))}</td>" for _, cell in columns) + "</tr>"
+        for record in records
+    )
+    return f"<table class='results'><tr>{head}</tr>{body}</table>"
+
+
+def _ratios(document: Document) -> str:
+    """Each other arm's time as a multiple of dblp's arms': what a reader looks for."""
+    rows = list(ratios(document["records"]))
+    if not rows:
+        return ""
+    names = ("faster than gloo by a factor of", "size", "gloo", "p50", "p99", "p50 in bursts")
+    head = "<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<h2>Ratios</h2><table class='ratios'>{head}{body}</table>"
+
+
+def ratios(records: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, ...]]:
+    """(arm, size, gloo's arm, p50, p99, p50 in bursts) for each pair of a dblp and a gloo arm: gloo's time over dblp's."""
+    gloo = [record for record in records if record["arm"].startswith("gloo-")]
+    rows = []
+    for record in (record for record in records if record not in gloo):
+        for other in (other for other in gloo if other["bytes"] == record["bytes"]):
+            size = "" if record["bytes"] is None else format_bytes(record["bytes"])
+            values = [_ratio(other[name], record[name]) for name in ("p50_s", "p99_s", "burst_p50_s")]
+            rows.append((record["arm"], size, other["arm"], *values))
+    return rows
+
+
+def _ratio(theirs: float | None, ours: float | None) -> str:
+    return f"{theirs / ours:.2f}" if theirs and ours else ""
+
+
+def _inline(svg: bytes) -> str:
+    """An SVG as part of an HTML page: without its XML head."""
+    text = svg.decode()
+    return re.sub(r"^.*?(?=<svg)", "", text, count=1, flags=re.DOTALL)
+
+
+_NOTES = (
+    "A round is timed from its first rank's start to its last rank's end. Dropped: share of the packets that the model dropped, "
+    "by the kernel's counters. Sent again: repeats over first transmissions, TCP segments for gloo, chunks for dblp. Missing: "
+    "chunks that receivers did without. CPU: processor time of all ranks over the bytes that they put in."
+)

@@ -1,0 +1,165 @@
+"""Experiments and arms: what a person writes is read once, and every fault is named with its place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dblp.errors import ConfigError
+from dblp.sim.lab.arms import parse_arm
+from dblp.sim.lab.experiment import from_table, load_experiment, shipped
+from dblp.transport.policy import Stop
+
+TABLE = {"title": "t", "arms": ["gloo-cubic", "default"], "topology": {"kind": "star", "hosts": 4}}
+
+ISSUE = {
+    "clean", "loss-0.1", "loss-1", "loss-5", "gemodel", "bursts", "bursts-short", "dblp", "tail-1.5", "tail-3",
+    "slow-rank", "grey-link", "wan", "incast", "train-bursts",
+}  # fmt: skip
+
+
+def test_all_experiments_ship_and_load():
+    assert set(shipped()) == ISSUE
+    for name in shipped():
+        experiment = load_experiment(name)
+        assert experiment.name == name and experiment.title and experiment.about
+        assert "gloo-cubic" in [arm.name for arm in experiment.arms]
+        assert any(arm.preset is not None for arm in experiment.arms)
+        json.dumps(experiment.record(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("clean", 0.0), ("loss-0.1", 0.001), ("loss-1", 0.01), ("loss-5", 0.05), ("gemodel", 0.0323)],
+)
+def test_the_losses_are_those_of_the_names(name, share):
+    assert load_experiment(name).schedule(netem=True).base.loss == pytest.approx(share, abs=1e-4)
+
+
+def test_without_netem_the_stand_in_loses_as_much():
+    schedule = load_experiment("gemodel").schedule(netem=False)
+    assert schedule.changing is not None
+    assert 0.8 * schedule.share == pytest.approx(
+        load_experiment("gemodel").schedule(netem=True).base.loss, rel=0.05
+    )
+
+
+def test_a_file_says_everything(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        """
+        title = "Mine"
+        impair = "loss(0.02)"
+        sizes = ["1M", 4096]
+        arms = ["gloo-bbr", "bounded(budget=0.2,stop=eager)"]
+        rounds = 7
+        block = 2
+        seconds = "1500ms"
+        timeout = "1min"
+        algorithm = "ring"
+        topology = "star"
+        [slow]
+        rank = 3
+        by = "5ms"
+        """
+    )
+    experiment = load_experiment(path)
+    assert (experiment.name, experiment.sizes, experiment.seconds) == ("mine", (2**20, 4096), 1.5)
+    assert (experiment.timeout_s, experiment.algorithm, experiment.slow.by_s) == (60.0, "ring", 0.005)
+    assert experiment.topology.hosts == 4 and load_experiment(str(path)) == experiment
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"arm": []}, "no field 'arm': known are topology"),
+        ({"title": None}, "title: a text is expected"),
+        ({"arms": "default"}, "arms: a list is expected"),
+        ({"arms": []}, "arms: one or more are needed"),
+        ({"arms": ["default", "default"]}, "arms: default stands twice"),
+        ({"arms": ["gloo-cubic", "nosuch"]}, "arms: arm, column 1: 'nosuch' is none: known are gloo-cubic"),
+        ({"impair": "loss(2)"}, "schedule, column 6"),
+        ({"impair": "loss(0.1"}, "schedule, column 9"),
+        ({"sizes": ["3x"]}, "sizes: '3x' is not a size"),
+        ({"sizes": [6]}, "each a multiple of 4 bytes"),
+        ({"rounds": 0}, "rounds=0: needs a number of at least 1"),
+        ({"rounds": 1.5}, "rounds: a whole number is expected"),
+        ({"block": True}, "block: a whole number is expected"),
+        ({"seconds": []}, "seconds: a number with a unit"),
+        ({"topology": 4}, "topology: a table is expected"),
+        ({"topology": {"kind": "star"}}, "topology: lacks hosts"),
+        ({"topology": {"kind": "star", "hosts": 1}}, "hosts=1: a rank a host"),
+        ({"topology": {"kind": "ring", "hosts": 2}}, "kind='ring'"),
+        ({"slow": {"rank": 4, "by": "1ms"}}, "slow: rank=4: there are ranks 0 to 3"),
+        ({"slow": {"rank": 1}}, "slow: lacks by"),
+        ({"slow": {"rank": 1, "by": "1ms", "to": 2}}, "slow: no field 'to': known are rank, by"),
+        ({"slow": 3}, "slow: a table is expected"),
+        ({"train": {"seeds": ["x"]}}, "train: seeds: a whole number is expected"),
+        ({"traffic": "traffic(rate=1gbit)"}, "traffic: the topology has no cross hosts"),
+    ],
+)
+def test_faults_are_named(changes, says):
+    with pytest.raises(ConfigError) as caught:
+        from_table({**TABLE, **changes}, "mine.toml", "mine")
+    assert str(caught.value).startswith("mine.toml: ") and says in str(caught.value)
+
+
+@pytest.mark.parametrize("lacking", ["title", "arms", "topology"])
+def test_what_lacks_is_named(lacking):
+    table = {key: value for key, value in TABLE.items() if key != lacking}
+    with pytest.raises(ConfigError, match=f"mine.toml: lacks {lacking}"):
+        from_table(table, "mine.toml", "mine")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "bad.toml").write_text("title = \n")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for source, says in (
+        (tmp_path / "bad.toml", "not TOML"),
+        (tmp_path / "bytes.toml", "cannot be read"),
+        (tmp_path / "absent.toml", "cannot be read"),
+        ("nosuch", "neither a .toml file nor one that ships"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_experiment(source)
+
+
+def test_arms():
+    assert parse_arm("gloo-cubic").congestion == "cubic" and not parse_arm("gloo-cubic").lossy
+    assert parse_arm("gloo-bbr").preset is None
+    exact = parse_arm("dblp-exact").preset
+    assert exact is not None and not exact.policy.lossy
+    leg = parse_arm("default(leg=40%)")
+    assert leg.name == "default(leg=40%)" and leg.lossy and leg.preset is not None
+    assert leg.preset.policy.gather_leg_budget == pytest.approx(0.4)
+    assert leg.preset.policy.reduce_leg_budget == pytest.approx(0.4)
+    bounded = parse_arm("bounded(budget=0.1, stop=eager)").preset
+    assert bounded is not None and (bounded.policy.budget, bounded.policy.stop) == (0.1, Stop.EAGER)
+    tolerant = parse_arm("dblp(phase=tolerant)").preset
+    assert tolerant is not None and tolerant.policy.gather_leg_budget == pytest.approx(0.408)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "column 1: expected the name of an arm"),
+        ("gloo-", "takes TCP's congestion control in its name"),
+        ("gloo-cubic(x=1)", "no settings"),
+        ("default(leg=x)", "leg=x: a number is expected"),
+        ("default(log=1)", "has no setting 'log'"),
+        ("default(leg=2)", "leg=2.0"),
+        ("default(leg=0.1,leg=0.2)", "column 17: leg is given twice"),
+        ("default(leg 0.1)", "column 13: expected '='"),
+        ("default(leg=0.1) x", "column 18: expected the end"),
+        ("default(leg=0.1", "column 16: expected"),
+        ("bounded", "bounded lacks budget"),
+        ("bounded(share=0.1)", "bounded has no 'share'"),
+        ("default(phase=tolerant)", "default knows critical only"),
+        ("dblp(phase=third)", "dblp knows critical or tolerant"),
+    ],
+)
+def test_faults_in_arms(text, says):
+    with pytest.raises(ConfigError) as caught:
+        parse_arm(text)
+    assert says in str(caught.value)

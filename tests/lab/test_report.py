@@ -1,0 +1,188 @@
+"""Reports hold the numbers of the JSON and nothing from elsewhere; comparisons tell chance from change."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from dblp.cli.main import run as dblp
+from dblp.errors import ConfigError
+from dblp.sim.lab.compare import compare, interval
+from dblp.units import format_seconds
+from tests.lab.made import START, block, counted, document, run, span, trained
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def content():
+    rng = np.random.default_rng(1)
+    blocks = [
+        block(
+            "gloo-cubic", rng.uniform(0.09, 0.3, 40).tolist(), counters=counted(990, 10), sent=100, resent=3
+        ),
+        block(
+            "default",
+            rng.uniform(0.03, 0.05, 40).tolist(),
+            at=START + 9,
+            missing=1,
+            bounded=100,
+            sent=50,
+            resent=2,
+        ),
+    ]
+    bursts = "bursts(loss=0.8,length=200ms,every=1s)"
+    return document(run(blocks, tuple(span(k, k + 0.2) for k in range(12)), impair=bursts))
+
+
+def cells(html, table):
+    """Rows of a table of the page."""
+    body = re.search(rf"<table class='{table}'>(.*?)</table>", html, re.DOTALL)
+    assert body is not None
+    return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", body[1])]
+
+
+def test_the_page_holds_the_records(content):
+    from dblp.sim.lab.report import page
+
+    html = page(content)
+    head, *rows = cells(html, "results")
+    assert [row[0] for row in rows] == ["gloo-cubic", "default"]
+    for row, record in zip(rows, content["records"], strict=True):
+        shown = dict(zip(head, row, strict=True))
+        for name, field in (
+            ("p50", "p50_s"),
+            ("p90", "p90_s"),
+            ("p99", "p99_s"),
+            ("p99.9", "p999_s"),
+            ("p50 in bursts", "burst_p50_s"),
+        ):
+            assert shown[name] == format_seconds(record[field])
+        assert (
+            shown["missing"] == f"{record['missing_share']:.2%}"
+            and shown["dropped"] == f"{record['offered_loss']:.2%}"
+        )
+        assert shown["CPU s/GB"] == f"{record['cpu_s_per_gb']:.2f}"
+    _, ratio = cells(html, "ratios")
+    gloo, ours = content["records"]
+    assert (
+        ratio[:3] == ["default", "1 MiB", "gloo-cubic"] and ratio[3] == f"{gloo['p50_s'] / ours['p50_s']:.2f}"
+    )
+
+
+def test_the_page_stands_alone(content):
+    """No script, no file, no address outside but the names of SVG's own formats; three pictures that are well-formed."""
+    from dblp.sim.lab.report import page
+
+    html = page(content)
+    assert "<script" not in html and "Made &lt;by hand&gt;" in html and "proves nothing" not in html
+    addresses = set(re.findall(r"(?:https?:)?//[\w./-]+", html))
+    assert all(
+        re.search(r"w3\.org|purl\.org|creativecommons|matplotlib\.org", address) for address in addresses
+    )
+    pictures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "default" in pictures[0] and "shaded" in pictures[1] and "left missing" in pictures[2]
+
+
+def test_the_same_json_gives_the_same_page(content):
+    from dblp.sim.lab.report import page
+
+    assert page(content) == page(json.loads(json.dumps(content)))
+
+
+def test_a_failed_run_says_so_first(content):
+    from dblp.sim.lab.report import page
+
+    html = page({**content, "failed": "default: a loss of 1 % was asked for"})
+    assert html.index("This run proves nothing") < html.index("Results")
+
+
+def test_training_has_a_report_too():
+    from dblp.sim.lab.report import page
+
+    made = run([], train={"seeds": [0]})
+    made.trained += [trained("gloo-cubic", 0, 10.0, 0.9), trained("default", 0, 5.0, 0.85)]
+    head, gloo, ours = cells(page(document(made)), "results")
+    assert (
+        dict(zip(head, gloo, strict=True))["accuracy"] == "90.00%"
+        and dict(zip(head, ours, strict=True))["wall"] == "5 s"
+    )
+
+
+def test_report_and_picture_from_a_file(content, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    where = ["--report", str(tmp_path / "r" / "a.html"), "--png", str(tmp_path / "a.png")]
+    assert dblp(["lab", "report", str(tmp_path / "a.json"), *where]) == 0
+    assert (tmp_path / "r" / "a.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert dblp(["lab", "report", str(tmp_path / "a.json")]) == 2
+    assert "name --report" in capsys.readouterr().err
+
+
+# --- comparisons
+
+
+def test_a_change_is_told_from_chance():
+    rng = np.random.default_rng(2)
+    before = document(
+        run(
+            [
+                block("gloo-cubic", rng.normal(0.1, 0.005, 60).tolist()),
+                block("default", rng.normal(0.05, 0.005, 60).tolist()),
+            ]
+        )
+    )
+    after = document(
+        run(
+            [
+                block("gloo-cubic", rng.normal(0.1, 0.005, 60).tolist()),
+                block("default", rng.normal(0.04, 0.005, 60).tolist()),
+            ]
+        )
+    )
+    gloo, ours = compare(before, after)
+    assert (gloo.verdict, ours.verdict) == ("same", "faster")
+    assert ours.p50_ratio == after["records"][1]["p50_s"] / before["records"][1]["p50_s"]
+    assert ours.low < 0.8 < ours.high < 1.0
+    assert [change.verdict for change in compare(after, before)] == ["same", "slower"]
+
+
+def test_the_interval_covers_the_true_ratio():
+    """95 % of the intervals hold the ratio of the true medians, here 1."""
+    rng = np.random.default_rng(3)
+    held = [
+        low <= 1.0 <= high for low, high in (interval(*rng.exponential(1.0, (2, 50))) for _ in range(100))
+    ]
+    assert sum(held) >= 88
+
+
+def test_the_command_compares(content, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    figures = tmp_path / "c.json"
+    assert (
+        dblp(["lab", "compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--json", str(figures)])
+        == 0
+    )
+    records = json.loads(figures.read_text())["records"]
+    assert [(r["arm"], r["p50_ratio"], r["verdict"]) for r in records] == [
+        ("gloo-cubic", 1.0, "same"),
+        ("default", 1.0, "same"),
+    ]
+    assert "same" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_told(content, tmp_path, capsys):
+    with pytest.raises(ConfigError, match="share no arm and size"):
+        compare(content, document(run([block("dblp-exact", [0.1])], arms=["dblp-exact"])))
+    with pytest.raises(ConfigError, match="one is of 'train'"):
+        compare(content, {**content, "command": "train"})
+    (tmp_path / "x.json").write_text("{")
+    assert dblp(["lab", "compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")]) == 2
+    assert "x.json: cannot be read as JSON" in capsys.readouterr().err
