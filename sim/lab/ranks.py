@@ -6,6 +6,7 @@ whose last lines say why it died. Workers end with this process, whatever ends i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -94,7 +95,8 @@ class Ranks:
         deadline = time.monotonic() + _END_S
         for worker in self._workers:
             if worker.stdin is not None:
-                worker.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # what a dead worker was told last
+                    worker.stdin.close()
         for worker in self._workers:
             while worker.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)

@@ -22,7 +22,7 @@ class Barrier:
     """Each rank calls ``wait`` the same number of times. Counters only grow, and each is written by its rank alone."""
 
     def __init__(self, path: Path, rank: int, world_size: int, timeout_s: float) -> None:
-        size = 8 * (world_size + 1)
+        size = 8 * (world_size + 2)
         with path.open("a+b") as file:
             file.truncate(size)  # all ranks write the same length; nothing is lost by the last one
             self._map = mmap.mmap(file.fileno(), size)
@@ -36,8 +36,10 @@ class Barrier:
         Raises LocalError if a rank does not come in time.
         """
         self._passed += 1
+        # Two places in turn: rank 0 may be a barrier ahead of who still reads, and never more.
+        place = self._world_size + self._passed % 2
         if self._rank == 0:
-            self._counters[self._world_size] = decision
+            self._counters[place] = decision
         self._counters[self._rank] = self._passed
         deadline = time.monotonic() + self._timeout_s
         while int(self._counters[: self._world_size].min()) < self._passed:
@@ -45,4 +47,4 @@ class Barrier:
                 late = np.flatnonzero(self._counters[: self._world_size] < self._passed).tolist()
                 raise LocalError(f"rank {', '.join(map(str, late))} did not come to the next round")
             time.sleep(_NAP_S)
-        return bool(self._counters[self._world_size])
+        return bool(self._counters[place])
