@@ -44,7 +44,7 @@ class RecordingPort:
 
     def send(self, burst: Burst) -> bool:
         data = burst.data.tobytes()
-        taken = self._port.send(burst)
+        taken: bool = self._port.send(burst)
         if taken:
             now, source = asyncio.get_running_loop().time(), self.addresses[burst.path]
             for at in range(0, len(data), burst.segment):

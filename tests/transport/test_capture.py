@@ -29,7 +29,7 @@ def datagram(payload: bytes, *, kept: int | None = None) -> UdpDatagram:
     return UdpDatagram(0.0, A, B, payload[:kept], len(payload))
 
 
-def record(type_=Type.PING, body=b"", **fields) -> bytes:
+def record(type_=Type.PING, body=b"", **fields):
     base = wire.Header(wire.VERSION, type_, 0, 0, 1, 0, 0, SESSION, 0, 1, 0, 0, 0, 0, 1, len(body))
     return wire.encode_header(base._replace(**fields)) + body
 
@@ -65,7 +65,11 @@ def test_messages_say_what_the_reports_say():
     for round_, of_round in zip(rounds, zip(*reports, strict=True), strict=True):
         bounded = [message for message in round_.messages if message.budget]
         for rank, report in enumerate(of_round):
-            missing = {m.sender: m.missing for m in bounded if m.receiver == rank and len(m.missing)}
+            missing = {
+                m.sender: m.missing
+                for m in bounded
+                if m.receiver == rank and m.missing is not None and len(m.missing)
+            }
             assert missing.keys() == report.missing.keys()
             for peer, chunks in report.missing.items():
                 assert len(set((chunks - missing[peer]).tolist())) == 1, (
@@ -179,11 +183,11 @@ def test_other_link_types_and_ip_version_6(tmp_path):
     from scapy.layers.inet import IP, TCP, UDP
     from scapy.layers.inet6 import IPv6
     from scapy.layers.l2 import ARP, CookedLinux, Dot1Q, Ether
-    from scapy.packet import Raw
+    from scapy.packet import Packet, Raw
     from scapy.utils import wrpcap, wrpcapng
 
     payload = UDP(sport=5, dport=6) / Raw(record())
-    frames = {
+    frames: dict[str, list[Packet]] = {
         "ether": [
             Ether(dst="02:00:00:00:00:01") / IP(src="10.0.0.1", dst="10.0.0.2") / payload,
             Ether(dst="02:00:00:00:00:01") / Dot1Q(vlan=5) / IP(src="10.0.0.1", dst="10.0.0.2") / payload,
