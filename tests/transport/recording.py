@@ -33,11 +33,13 @@ class RecordingPort:
 
     @property
     def addresses(self) -> Sequence[Address]:
-        return self._port.addresses
+        addresses: Sequence[Address] = self._port.addresses
+        return addresses
 
     @property
     def facts(self) -> PortFacts:
-        return self._port.facts
+        facts: PortFacts = self._port.facts
+        return facts
 
     def open(self, on_batch: Callable[[Sequence[Slab]], None], on_writable: Callable[[], None]) -> None:
         self._port.open(on_batch, on_writable)
