@@ -55,8 +55,6 @@ class Experiment:
     """What it is for, and where it comes from."""
     impair: str = ""
     """Schedule of impairments (docs/lab.md); empty: none."""
-    without_netem: str = ""
-    """What stands in for ``impair`` where the kernel has no netem; empty: the experiment is refused there."""
     sizes: tuple[int, ...] = (10 * 2**20,)
     """Bytes of the reduced float32 tensor."""
     rounds: int = 100
@@ -90,8 +88,7 @@ class Experiment:
             raise ConfigError(f"slow: rank={self.slow.rank}: there are ranks 0 to {self.topology.hosts - 1}")
         if self.traffic is not None and not self.topology.cross:
             raise ConfigError("traffic: the topology has no cross hosts: give it cross = 1 or more")
-        for text in (self.impair, self.without_netem):
-            parse_schedule(text)
+        parse_schedule(self.impair)
 
     def _check_arms(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -101,9 +98,10 @@ class Experiment:
         if twice is not None:
             raise ConfigError(f"arms: {twice} stands twice")
 
-    def schedule(self, *, netem: bool) -> Schedule:
-        """What happens to packets in time, on a kernel with netem or without."""
-        return parse_schedule(self.without_netem if self.without_netem and not netem else self.impair)
+    @property
+    def schedule(self) -> Schedule:
+        """What happens to packets in time."""
+        return parse_schedule(self.impair)
 
     def with_(self, **changes: Any) -> Experiment:
         """The same with other values."""
@@ -170,7 +168,6 @@ _KEYS: Mapping[str, tuple[str, _Reader]] = {
     "title": ("title", _text),
     "about": ("about", _text),
     "impair": ("impair", _text),
-    "without_netem": ("without_netem", _text),
     "sizes": ("sizes", _list_of(_unit(parse_bytes))),
     "traffic": ("traffic", lambda text: parse_traffic(_text(text))),
     "arms": ("arms", _list_of(lambda text: parse_arm(_text(text)))),

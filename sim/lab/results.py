@@ -152,8 +152,7 @@ def _losses(run: Run, counters: Sequence[Counters]) -> dict[str, Any]:
     total = Counters()
     for part in counters:
         total = add(total, part)
-    schedule = run.experiment.schedule(netem=run.means.get("delay") == "netem")
-    offered, dropped = offered_and_dropped(schedule.base, total)
+    offered, dropped = offered_and_dropped(run.experiment.schedule.base, total)
     return {
         "packets": total.offered,
         "offered_loss": _share(dropped, offered) or 0.0,

@@ -121,7 +121,7 @@ def run_experiment(
     run = Run(experiment=experiment)
     watch.stage("building the network")
     with build(experiment.topology) as net:
-        schedule = experiment.schedule(netem=net.means.netem)
+        schedule = experiment.schedule
         run.means = _means(net, str(schedule))
         net.apply(schedule.base)  # refused now, not after a minute, where the kernel cannot do it
         net.apply(type(schedule.base)())
