@@ -111,32 +111,31 @@ def _table(document: Document) -> str:
 
 
 def _ratios(document: Document) -> str:
-    """Each other arm's time as a multiple of dblp's arms': what a reader looks for."""
-    rows = list(ratios(document["records"]))
+    """How many times faster than gloo: what a reader looks for."""
+    head, rows = ratio_rows(document["ratios"])
     if not rows:
         return ""
-    names = ("faster than gloo by a factor of", "size", "gloo", "p50", "p99", "p50 in bursts")
-    head = "<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<h2>Ratios</h2><table class='ratios'>{head}{body}</table>"
+    lines = [
+        "<tr>" + "".join(f"<t{kind}>{html.escape(cell)}</t{kind}>" for cell in row) + "</tr>"
+        for kind, row in (("h", head), *(("d", row) for row in rows))
+    ]
+    return f"<h2>Faster than gloo by a factor of</h2><table class='ratios'>{''.join(lines)}</table>"
 
 
-def ratios(records: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, ...]]:
-    """(arm, size, gloo's arm, p50, p99, p50 in bursts) for each pair of a dblp and a gloo arm: gloo's time over dblp's."""
-    gloo = [record for record in records if record["arm"].startswith("gloo-")]
+def ratio_rows(ratios: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the ratios; columns that are empty everywhere are left out."""
+    columns = [(name, field) for name, field in _RATIOS.items() if any(ratio[field] is not None for ratio in ratios)]
+    sized = any(ratio["bytes"] is not None for ratio in ratios)
     rows = []
-    for record in (record for record in records if record not in gloo):
-        for other in (other for other in gloo if other["bytes"] == record["bytes"]):
-            size = "" if record["bytes"] is None else format_bytes(record["bytes"])
-            values = [_ratio(other[name], record[name]) for name in ("p50_s", "p99_s", "burst_p50_s")]
-            rows.append((record["arm"], size, other["arm"], *values))
-    return rows
+    for ratio in ratios:
+        size = [format_bytes(ratio["bytes"])] if sized else []
+        values = ["" if ratio[field] is None else f"{ratio[field]:.2f}" for _, field in columns]
+        rows.append([ratio["arm"], *size, ratio["than"], *values])
+    return ["arm", *(["size"] if sized else []), "than", *(name for name, _ in columns)], rows
 
 
-def _ratio(theirs: float | None, ours: float | None) -> str:
-    return f"{theirs / ours:.2f}" if theirs and ours else ""
+_RATIOS = {"p50": "p50", "paired": "paired", "p99": "p99", "in bursts": "burst_p50", "wall": "wall"}
+"""Headings, and fields of a ratio."""
 
 
 def _inline(svg: bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dblp.sim.lab.claim import add, covered, offered_and_dropped
 from dblp.sim.lab.counters import Counters
+from dblp.sim.lab.ratios import ratios_of
 from dblp.sim.lab.run import Block, Run, Trained
 
 Floats = npt.NDArray[np.float64]
@@ -22,15 +23,17 @@ _GB = 1e9
 def document_of(run: Run) -> dict[str, Any]:
     """Everything but the common head of a command's JSON.
 
-    ``experiment``, ``failed``, ``means``, ``bursts``, ``rounds`` and ``records``. Times are seconds since the schedule began.
+    ``experiment``, ``failed``, ``means``, ``bursts``, ``rounds``, ``ratios`` and ``records``. Times are seconds since the schedule began.
     """
+    records = records_of(run)
     return {
         "experiment": run.experiment.record(),
         "failed": run.failed or None,
         "means": run.means,
         "bursts": [[s.start_s - run.start_s, s.end_s - run.start_s] for s in run.spans],
-        "rounds": rounds_of(run),
-        "records": records_of(run),
+        "rounds": rounds_of(run, records),
+        "ratios": ratios_of(run, records),
+        "records": records,
     }
 
 
@@ -48,11 +51,11 @@ def records_of(run: Run) -> list[dict[str, Any]]:
     return [_measured(run, arm, nbytes, blocks) for arm, nbytes, blocks in found if blocks]
 
 
-def rounds_of(run: Run) -> list[dict[str, Any]]:
+def rounds_of(run: Run, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every timed round, by arm and size: ``start_s``, ``seconds`` and ``hit`` (a burst lay over it)."""
     return [
         {"arm": record["arm"], "bytes": record["bytes"], **_series(run, record["arm"], record["bytes"])}
-        for record in records_of(run)
+        for record in records
         if record["bytes"] is not None
     ]
 

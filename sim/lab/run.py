@@ -30,7 +30,7 @@ from dblp.sim.lab.sniff import sniffing
 from dblp.sim.lab.tools import LabError
 from dblp.sim.lab.traffic import CrossTraffic
 
-_CONNECT_S = 120.0
+_CONNECT_S = 300.0
 """For a group to meet on the clean network, imports of torch included."""
 _TRAIN_S = 6 * 3600.0
 """Most that a training run may take before it counts as hung."""

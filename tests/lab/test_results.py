@@ -98,6 +98,22 @@ def test_a_round_is_from_its_first_start_to_its_last_end():
     assert (made.cpu_s, made.sent, made.resent, made.missing, made.bounded) == (0.75, 11, 22, 33, 44)
 
 
+def test_ratios_are_gloos_time_over_dblps():
+    """Blocks drift: the second ones are ten times as long. The paired ratio is not moved by that."""
+    made = run(
+        [
+            block("gloo-cubic", [0.2, 0.2, 0.2]),
+            block("default", [0.1, 0.1]),
+            block("default", [1.0, 1.0, 1.0]),
+            block("gloo-cubic", [2.0]),
+        ]
+    )
+    (ratio,) = document_of(made)["ratios"]
+    assert (ratio["arm"], ratio["than"], ratio["bytes"]) == ("default", "gloo-cubic", 2**20)
+    assert (ratio["paired"], ratio["p50"]) == pytest.approx((2.0, 0.2 / 1.0))
+    assert (ratio["burst_p50"], ratio["wall"]) == (None, None)
+
+
 def test_training_is_a_record_an_arm():
     made = run([], train={"seeds": [0, 1]})
     made.trained += [trained("gloo-cubic", 0, 10.0, 0.9), trained("gloo-cubic", 1, 12.0, 0.8)]
@@ -112,6 +128,8 @@ def test_training_is_a_record_an_arm():
     assert (bounded["missing_share"], bounded["repaired_share"]) == pytest.approx((0.1, 0.1))
     assert bounded["rounds"] == 2 and bounded["p50_s"] == pytest.approx(0.02)
     assert bounded["offered_loss"] == pytest.approx(0.1)
+    (ratio,) = document_of(made)["ratios"]
+    assert (ratio["wall"], ratio["paired"], ratio["p50"]) == (pytest.approx(2.2), None, pytest.approx(1.0))
 
 
 @pytest.mark.parametrize(

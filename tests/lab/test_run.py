@@ -25,7 +25,7 @@ from tests.lab.datagrams import needs_lab, needs_loss
 pytestmark = [pytest.mark.lab, pytest.mark.processes]
 COMMAND = [sys.executable, "-m", "dblp.cli.main", "lab"]
 RUN_SECONDS = 280
-SHORT = ["--hosts", "2", "--sizes", "1M", "--rounds", "5", "--block", "3"]
+SHORT = ["--hosts", "2", "--sizes", "256K", "--rounds", "5", "--block", "3"]
 
 
 def dblp(*arguments):
@@ -72,12 +72,12 @@ def test_a_clean_run(tmp_path):
     content = json.loads(figures.read_text())
     assert (content["command"], content["failed"]) == ("lab run", None)
     assert [(r["arm"], r["rounds"], r["bytes"], r["ranks"]) for r in content["records"]] == [
-        (arm, 5, 2**20, 2) for arm in arms
+        (arm, 5, 2**18, 2) for arm in arms
     ]
     for record in content["records"]:
         assert (record["offered_loss"], record["missing_share"], record["burst_p50_s"]) == (0.0, 0.0, None)
         assert 0 < record["p50_s"] <= record["p99_s"] <= record["wall_s"] and record["cpu_s_per_gb"] > 0
-        assert record["packets"] > 5 * 2**20 / 1500, "each byte crosses the network at least once"
+        assert record["packets"] > 5 * 2**18 / 1500, "each byte crosses the network at least once"
     rounds = rounds_of(content)
     firsts = [min(rounds[arm]["start_s"]) for arm in arms]
     lasts = [max(rounds[arm]["start_s"]) for arm in arms]
@@ -92,12 +92,12 @@ def test_a_run_with_loss_and_its_capture(tmp_path, capsys):
     """What the counters dropped is what was asked; bounded rounds miss some of it; the capture tells rounds and repairs."""
     figures, pcap, look = tmp_path / "l.json", tmp_path / "l.pcap", tmp_path / "p.json"
     arms = "dblp-exact; bounded(budget=0.2)"
-    options = ["--hosts", "2", "--sizes", "1M", "--rounds", "6", "--block", "3", "--arms", arms]
+    options = ["--hosts", "2", "--sizes", "256K", "--rounds", "6", "--block", "3", "--arms", arms]
     done = dblp("run", "loss-5", *options, "--json", figures, "--capture", pcap, "--capture-host", 1)
     assert done.returncode == 0, done.stderr
     exact, bounded = json.loads(figures.read_text())["records"]
     for record in (exact, bounded):
-        assert 0.03 < record["offered_loss"] < 0.07
+        assert 0.02 < record["offered_loss"] < 0.08
     assert (exact["missing_share"], exact["repaired_share"] > 0.02) == (0.0, True)
     assert 0 < bounded["missing_share"] < 0.2
     assert dblp_here(["pcap", str(pcap), "--json", str(look)]) == 0
@@ -114,7 +114,7 @@ def test_a_loss_that_did_not_happen_fails_the_run(tmp_path, monkeypatch, capsys)
     """The rule is not there: the counters say so, and so does the command."""
     monkeypatch.setattr(LabNetwork, "apply", lambda self, conditions: None)
     figures = tmp_path / "f.json"
-    options = ["--hosts", "2", "--sizes", "1M", "--rounds", "2", "--block", "2", "--arms", "dblp-exact"]
+    options = ["--hosts", "2", "--sizes", "4M", "--rounds", "2", "--block", "2", "--arms", "dblp-exact"]
     assert dblp_here(["lab", "run", "loss-1", *options, "--json", str(figures)]) == 1
     said = capsys.readouterr().err
     assert "the run failed: dblp-exact: a loss of 1.000% was asked for, and 0 of" in said

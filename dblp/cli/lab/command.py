@@ -119,8 +119,8 @@ def _run(
     found = document_of(done)
     content = document("lab run", found.pop("records"), **found)
     console.print(result_table(content["records"]))
-    if len(content["records"]) > 1:
-        console.print(ratio_table(content["records"]))
+    if content["ratios"]:
+        console.print(ratio_table(content["ratios"]))
     _write(content, console, json, report, png)
     if capture is not None:
         console.print(f"capture: {capture[0]}; look into it with: dblp pcap {capture[0]}", highlight=False)

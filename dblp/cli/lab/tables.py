@@ -12,6 +12,7 @@ from rich.text import Text
 from dblp.sim.lab.compare import Change
 from dblp.sim.lab.experiment import Experiment
 from dblp.sim.lab.preflight import Finding
+from dblp.sim.lab.report import ratio_rows
 from dblp.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -65,15 +66,12 @@ def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def ratio_table(records: Sequence[Mapping[str, Any]]) -> Table:
+def ratio_table(ratios: Sequence[Mapping[str, Any]]) -> Table:
     """gloo's time over dblp's."""
-    from dblp.sim.lab.report import ratios
-
-    table = _table(
-        "gloo's time over dblp's: above 1, dblp is faster",
-        [(name, None) for name in ("arm", "size", "than", "p50", "p99", "in bursts")],
-    )
-    for row in ratios(records):
+    head, rows = ratio_rows(ratios)
+    caption = "gloo's time over dblp's: above 1, dblp is faster; paired: median over neighbouring blocks"
+    table = _table(caption, [(name, None) for name in head])
+    for row in rows:
         table.add_row(*row)
     return table
 
