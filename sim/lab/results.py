@@ -21,9 +21,9 @@ _GB = 1e9
 
 
 def document_of(run: Run) -> dict[str, Any]:
-    """Everything but the common head of a command's JSON.
+    """Everything but the common head of a command's JSON: experiment, failed, means, bursts, rounds, ratios, records.
 
-    ``experiment``, ``failed``, ``means``, ``bursts``, ``rounds``, ``ratios`` and ``records``. Times are seconds since the schedule began.
+    Times are seconds since the schedule began.
     """
     records = records_of(run)
     return {
