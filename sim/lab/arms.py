@@ -13,7 +13,7 @@ from typing import Any
 
 from dblp.collectives.presets import Preset, preset, presets
 from dblp.errors import ConfigError
-from dblp.transport.policy import Bounded
+from dblp.transport.policy import Bounded, Policy
 from dblp.transport.spec import Parser
 
 GLOO = "gloo-"
@@ -41,6 +41,12 @@ class Arm:
     def lossy(self) -> bool:
         """Whether its rounds may miss anything."""
         return self.preset is not None and self.preset.policy.lossy
+
+    def policy(self, algorithm: str) -> Policy | None:
+        """The policy of its rounds; ``algorithm`` wins over the preset's own unless it is ``auto``. None for gloo."""
+        if self.preset is None or algorithm == "auto":
+            return self.preset.policy if self.preset is not None else None
+        return replace(self.preset.policy, algorithm=algorithm)
 
 
 def parse_arm(text: str) -> Arm:

@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dblp.errors import ConfigError
+from dblp.collectives.algorithms import check_policy
+from dblp.errors import ConfigError, DblpError
 from dblp.sim.lab.arms import Arm, parse_arm
 from dblp.sim.lab.impairments import Schedule, parse_schedule
 from dblp.sim.lab.topology import Topology, load_topology
@@ -89,6 +90,7 @@ class Experiment:
         if self.traffic is not None and not self.topology.cross:
             raise ConfigError("traffic: the topology has no cross hosts: give it cross = 1 or more")
         parse_schedule(self.impair)
+        self._check_policies()
 
     def _check_arms(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -97,6 +99,16 @@ class Experiment:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"arms: {twice} stands twice")
+
+    def _check_policies(self) -> None:
+        """Now, and not when all ranks have met."""
+        for arm in self.arms:
+            policy = arm.policy(self.algorithm)
+            try:
+                if policy is not None:
+                    check_policy(policy, self.topology.hosts)
+            except DblpError as error:
+                raise ConfigError(f"arms: {arm.name} by algorithm {self.algorithm}: {error}") from None
 
     @property
     def schedule(self) -> Schedule:

@@ -47,6 +47,7 @@ _COLUMNS: Sequence[Column] = (
     ("p90", _time("p90_s")),
     ("p99", _time("p99_s")),
     ("p99.9", _time("p999_s")),
+    ("p99/p50", lambda record: f"{record['tail_ratio']:.2f}"),
     ("p50 in bursts", _time("burst_p50_s")),
     ("dropped", _share("offered_loss")),
     ("queue drops", _share("queue_loss")),
@@ -124,7 +125,9 @@ def _ratios(document: Document) -> str:
 
 def ratio_rows(ratios: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the ratios; columns that are empty everywhere are left out."""
-    columns = [(name, field) for name, field in _RATIOS.items() if any(ratio[field] is not None for ratio in ratios)]
+    columns = [
+        (name, field) for name, field in _RATIOS.items() if any(ratio[field] is not None for ratio in ratios)
+    ]
     sized = any(ratio["bytes"] is not None for ratio in ratios)
     rows = []
     for ratio in ratios:

@@ -92,6 +92,7 @@ def _measured(run: Run, arm: str, nbytes: int, blocks: Sequence[Block]) -> dict[
         **_percentiles(seconds),
         "max_s": float(seconds.max()),
         "mean_s": float(seconds.mean()),
+        "tail_ratio": _tail(seconds),
         "burst_rounds": int(in_burst.sum()),
         "burst_p50_s": float(np.percentile(seconds[in_burst], 50)) if in_burst.any() else None,
         "burst_max_s": float(seconds[in_burst].max()) if in_burst.any() else None,
@@ -118,6 +119,7 @@ def _trained(run: Run, arm: str, runs: Sequence[Trained]) -> dict[str, Any]:
         **_percentiles(rounds),
         "max_s": float(rounds.max()),
         "mean_s": float(rounds.mean()),
+        "tail_ratio": _tail(rounds),
         "burst_rounds": None,
         "burst_p50_s": None,
         "burst_max_s": None,
@@ -148,6 +150,11 @@ def _head(run: Run, arm: str, nbytes: int | None, rounds: int) -> dict[str, Any]
 
 def _percentiles(seconds: Floats) -> dict[str, float]:
     return {name: float(np.percentile(seconds, level)) for name, level in LEVELS.items()}
+
+
+def _tail(seconds: Floats) -> float:
+    """p99 over p50, by which OptiReduce names its environments."""
+    return float(np.percentile(seconds, 99) / np.percentile(seconds, 50))
 
 
 def _losses(run: Run, counters: Sequence[Counters]) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def test_a_file_says_everything(tmp_path):
         ({"slow": {"rank": 1, "by": "1ms", "to": 2}}, "slow: no field 'to': known are rank, by"),
         ({"slow": 3}, "slow: a table is expected"),
         ({"train": {"seeds": ["x"]}}, "train: seeds: a whole number is expected"),
+        ({"algorithm": "nosuch"}, "arms: default by algorithm nosuch: "),
+        ({"algorithm": "ps(servers=9)"}, "arms: default by algorithm ps(servers=9): servers=(9,)"),
         ({"traffic": "traffic(rate=1gbit)"}, "traffic: the topology has no cross hosts"),
     ],
 )

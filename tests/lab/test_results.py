@@ -46,6 +46,7 @@ def test_a_record_holds_what_the_rounds_say():
         2**20,
     )
     assert (gloo["p50_s"], gloo["max_s"], gloo["wall_s"]) == pytest.approx((0.2, 0.3, 0.6))
+    assert gloo["tail_ratio"] == pytest.approx(0.298 / 0.2)
     assert gloo["p90_s"] == pytest.approx(0.28) and gloo["p999_s"] == pytest.approx(0.2998)
     assert gloo["offered_loss"] == pytest.approx(510 / 2000) and gloo["repaired_share"] == pytest.approx(0.1)
     assert gloo["cpu_s_per_gb"] == pytest.approx(0.3 / (3 * 2 * 2**20 / 1e9))

@@ -41,6 +41,8 @@ def run(
         str, typer.Option(help="Other arms, with ';' between: 'gloo-cubic; default(leg=0.4)'.")
     ] = "",
     sizes: Annotated[str, typer.Option(help="Other sizes of the tensor: 10M,25M.")] = "",
+    impair: Annotated[str, typer.Option(help="Another schedule of impairments; 'none' for none.")] = "",
+    traffic: Annotated[str, typer.Option(help="Other traffic of the cross hosts.")] = "",
     hosts: Annotated[int, typer.Option(help="Another number of hosts, a rank each.")] = 0,
     rounds: Annotated[int, typer.Option(help="Another number of rounds an arm.")] = 0,
     block: Annotated[int, typer.Option(help="Another number of rounds in a block.")] = 0,
@@ -58,7 +60,7 @@ def run(
     from dblp.sim.lab.experiment import load_experiment
 
     chosen = _changed(load_experiment(experiment), arms, sizes, hosts, rounds, block, seconds)
-    chosen = _trained(chosen, data, data_dir, epochs)
+    chosen = _impaired(_trained(chosen, data, data_dir, epochs), impair, traffic)
     if capture is not None and not 0 <= capture_host < chosen.topology.hosts:
         raise ConfigError(f"--capture-host {capture_host}: there are hosts 0 to {chosen.topology.hosts - 1}")
     require("torch", "pyroute2", *(["matplotlib"] if report or png else []))
@@ -82,6 +84,17 @@ def _changed(
         changes["sizes"] = tuple(parse_sizes(sizes))
     if hosts:
         changes["topology"] = replace(experiment.topology, hosts=hosts)
+    return experiment.with_(**changes) if changes else experiment
+
+
+def _impaired(experiment: Experiment, impair: str, traffic: str) -> Experiment:
+    from dblp.sim.lab.traffic import parse_traffic
+
+    changes: dict[str, Any] = {}
+    if impair:
+        changes["impair"] = "" if impair == "none" else impair
+    if traffic:
+        changes["traffic"] = parse_traffic(traffic)
     return experiment.with_(**changes) if changes else experiment
 
 

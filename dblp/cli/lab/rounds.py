@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from dblp.cli.environment import environment
 from dblp.cli.lab.barrier import Barrier
 from dblp.cli.worker import Emit
+from dblp.collectives.algorithms import contributes
 from dblp.collectives.carry import Residual
 from dblp.collectives.report import Report
 from dblp.errors import LocalError
@@ -33,7 +33,6 @@ _WARM_UP_ROUNDS = 3
 """Untimed rounds on the clean network after connecting."""
 _BARRIER_S = 600.0
 _SNMP = Path("/proc/self/net/snmp")
-_SERVE_ONLY = "serve_only"
 
 
 class Rank:
@@ -145,12 +144,15 @@ class _Connected:
     def __init__(self, arm: Arm, group: Any, algorithm: str, rank: int, world_size: int) -> None:
         self.arm = arm
         self._group = group
-        self._policy = _policy(arm, algorithm)
+        self._policy = arm.policy(algorithm)
         self._rank, self._factor = rank, rank + 1
-        self._total = world_size * (world_size + 1) // 2
-        if self._policy is not None and _SERVE_ONLY in self._policy.algorithm:
-            self._total -= 1  # what rank 0 would have contributed
+        self._total = sum(peer + 1 for peer in range(world_size) if self._contributes(peer))
         self._tensors: dict[int, _Tensor] = {}
+
+    def _contributes(self, rank: int) -> bool:
+        """A server that only serves has no part in the sum."""
+        algorithm = self._policy.algorithm if self._policy is not None else "auto"
+        return algorithm == "auto" or contributes(algorithm, rank)
 
     def prepare(self, nbytes: int) -> None:
         """Fresh gradients of a size."""
@@ -189,13 +191,6 @@ class _Tensor:
         self.buffer = torch.empty_like(self.pattern)
         carries = policy is not None and policy.carry is not None
         self.residual = Residual(nbytes // 4) if carries else None
-
-
-def _policy(arm: Arm, algorithm: str) -> Policy | None:
-    if arm.preset is None:
-        return None
-    policy = arm.preset.policy
-    return policy if algorithm == "auto" else replace(policy, algorithm=algorithm)
 
 
 def _segments() -> tuple[int, int]:
