@@ -27,6 +27,8 @@ WORKER = "dblp.cli.lab.worker"
 """Module of the worker: ``python -m dblp.cli.lab.worker FOLDER PARENT``."""
 MASTER_PORT = 29_400
 """torch's default; the hosts' namespaces have nothing else that listens."""
+_OWN_IMPAIRMENT = "DBLP_IMPAIR"
+"""Not for ranks of a laboratory: its network alone impairs."""
 _TAIL_LINES = 12
 _END_S = 5.0
 """What workers get to end after they were told to."""
@@ -115,7 +117,7 @@ class Ranks:
         errors = (Path(self._folder.name) / f"stderr-{rank}").open("wb")
         self._errors.append(errors)
         env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != _OWN_IMPAIRMENT},
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": host.interface,
             "MASTER_ADDR": hosts[0].address,

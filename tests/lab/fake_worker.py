@@ -30,4 +30,4 @@ for line in sys.stdin:
         if what == "hang":
             time.sleep(60)
     say(kind="progress", rank=rank)
-    say(kind="done", rank=rank, host=os.environ["GLOO_SOCKET_IFNAME"])
+    say(kind="done", rank=rank, host=os.environ["GLOO_SOCKET_IFNAME"], impair=os.environ.get("DBLP_IMPAIR"))

@@ -32,6 +32,12 @@ def here(monkeypatch):
     return Here()
 
 
+def test_the_network_alone_impairs(here, monkeypatch):
+    monkeypatch.setenv("DBLP_IMPAIR", "loss(0.5)")
+    with Ranks(here) as ranks:
+        assert [event["impair"] for event in ranks.command({"do": "work"}, timeout_s=60)] == [None] * 3
+
+
 def test_answers_come_by_rank(here):
     heard = []
     with Ranks(here) as ranks:
