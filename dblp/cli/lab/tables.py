@@ -39,13 +39,13 @@ def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
     bursts = any(record["burst_p50_s"] is not None for record in records)
     columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("arm", lambda r: r["arm"]),
-        ("size", lambda r: "" if r["bytes"] is None else format_bytes(r["bytes"])),
+        *([("size", lambda r: format_bytes(r["bytes"]))] if len({r["bytes"] for r in records}) > 1 else []),
         ("rounds", lambda r: str(r["rounds"])),
         ("p50", lambda r: format_seconds(r["p50_s"])),
         ("p99", lambda r: format_seconds(r["p99_s"])),
     ]
     if bursts:
-        columns.append(("in bursts", lambda r: _time(r["burst_p50_s"])))
+        columns.append(("burst", lambda r: _time(r["burst_p50_s"])))
     columns += [
         ("lost", lambda r: f"{r['offered_loss']:.2%}"),
         ("again", lambda r: _share(r["repaired_share"])),
@@ -59,7 +59,7 @@ def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
     else:
         columns.append(("CPU s/GB", lambda r: f"{r['cpu_s_per_gb']:.2f}"))
     table = _table(
-        "lost: dropped by the model, by the kernel's counters; in bursts: p50 of rounds that met one", columns
+        "lost: dropped by the model, by the kernel's counters; burst: p50 of rounds that met one", columns
     )
     for record in records:
         table.add_row(*(cell(record) for _, cell in columns))
