@@ -24,9 +24,9 @@ _VERDICTS = {"faster": "green", "slower": "red", "same": "dim"}
 def headline(experiment: Experiment) -> str:
     """What will be done."""
     topology = experiment.topology
-    what = (
-        "training" if experiment.train else f"{experiment.rounds} rounds an arm, blocks of {experiment.block}"
-    )
+    sizes = ", ".join(map(format_bytes, experiment.sizes))
+    rounds = f"{sizes}, {experiment.rounds} rounds an arm, blocks of {experiment.block}"
+    what = "training" if experiment.train else rounds
     return (
         f"[bold]dblp lab run {experiment.name}[/]: {experiment.title}\n"
         f"{topology.kind} of {topology.hosts} hosts, {what}, {len(experiment.arms)} arms in turn"
