@@ -100,7 +100,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(experiment, tmp_path):
     cases = experiment.cases([0])
     running = run_cases(cases, folder=tmp_path)
     first = next(running)
-    running.close()
+    running.close()  # type: ignore[attr-defined]  # a generator
     assert len(list(tmp_path.glob("*.json"))) == 1
     stamp = next(tmp_path.glob("*.json")).stat().st_mtime_ns
     again = list(run_cases(cases, folder=tmp_path))

@@ -114,10 +114,10 @@ def test_a_loss_that_did_not_happen_fails_the_run(tmp_path, monkeypatch, capsys)
     """The rule is not there: the counters say so, and so does the command."""
     monkeypatch.setattr(LabNetwork, "apply", lambda self, conditions: None)
     figures = tmp_path / "f.json"
-    options = ["--hosts", "2", "--sizes", "4M", "--rounds", "2", "--block", "2", "--arms", "dblp-exact"]
-    assert dblp_here(["lab", "run", "loss-1", *options, "--json", str(figures)]) == 1
+    options = ["--hosts", "2", "--sizes", "1M", "--rounds", "2", "--block", "2", "--arms", "dblp-exact"]
+    assert dblp_here(["lab", "run", "loss-5", *options, "--json", str(figures)]) == 1
     said = capsys.readouterr().err
-    assert "the run failed: dblp-exact: a loss of 1.000% was asked for, and 0 of" in said
+    assert "the run failed: dblp-exact: a loss of 5.000% was asked for, and 0 of" in said
     assert json.loads(figures.read_text())["failed"] in said.replace("\n", " ")
     assert not left_behind(os.getpid())
 

@@ -58,9 +58,8 @@ def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
         ]
     else:
         columns.append(("CPU s/GB", lambda r: f"{r['cpu_s_per_gb']:.2f}"))
-    table = _table(
-        "lost: dropped by the model, by the kernel's counters; burst: p50 of rounds that met one", columns
-    )
+    burst = "; burst: p50 of rounds that met one" if bursts else ""
+    table = _table(f"lost: dropped by the model, by the kernel's counters{burst}", columns)
     for record in records:
         table.add_row(*(cell(record) for _, cell in columns))
     return table
@@ -69,7 +68,8 @@ def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
 def ratio_table(ratios: Sequence[Mapping[str, Any]]) -> Table:
     """gloo's time over dblp's."""
     head, rows = ratio_rows(ratios)
-    caption = "gloo's time over dblp's: above 1, dblp is faster; paired: median over neighbouring blocks"
+    paired = "; paired: median over neighbouring blocks" if "paired" in head else ""
+    caption = f"gloo's time over dblp's: above 1, dblp is faster{paired}"
     table = _table(caption, [(name, None) for name in head])
     for row in rows:
         table.add_row(*row)
