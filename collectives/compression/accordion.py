@@ -52,13 +52,13 @@ class Accordion(PartlyDense):
     values: str = arg("values", VALUES, default="full")
     indices: str = arg("indices", INDICES, default="plain")
 
-    def controller(self, *, learning_rate: bool) -> BudgetController:
-        """A controller of its own phases; ``learning_rate``: it will be told."""
+    def controller(self, *, learning_rate: bool, budget: float = 0.0) -> BudgetController:
+        """A controller of its own phases; ``learning_rate``: it will be told; ``budget``: of the loss policy, in all phases."""
         detector: Detector = NormChange(self.eta, layers=True)
         if learning_rate:
             detector = detector | LearningRateChange()
-        nothing = Budgets(low=0.0, high=0.0)
-        return BudgetController(detector, nothing, interval=Interval(epochs=self.epochs), average_norms=True)
+        budgets = Budgets(low=budget, high=budget)
+        return BudgetController(detector, budgets, interval=Interval(epochs=self.epochs), average_norms=True)
 
     def ratio_of(self, job: Job, part: Part) -> float:
         """The share of a parameter in this round."""

@@ -91,9 +91,14 @@ class ModelCompression:
         self._compression.epoch(number)
 
     def start(
-        self, bucket: GradBucket, layout: BucketLayout, iteration: int, phases: Phases | None
+        self,
+        bucket: GradBucket,
+        layout: BucketLayout,
+        iteration: int,
+        phases: Phases | None,
+        policy: Policy,
     ) -> DblpWork:
-        """Start the round of a bucket, which is averaged in place."""
+        """Start the round of a bucket under ``policy``; it is averaged in place."""
         parts = self._bucket(bucket, layout)
 
         def reduce(array: npt.NDArray[Any], dtype: str | None, timeout_s: float) -> Awaitable[Report]:
@@ -105,6 +110,7 @@ class ModelCompression:
                 iteration=iteration,
                 phases=phases,
                 dtype=dtype,
+                policy=policy,
             )
 
         return self._pg.allreduce_compressed(bucket.buffer(), reduce)
@@ -145,25 +151,12 @@ def method_of(compression: str | Method) -> Method:
 
 
 def controller_of(
-    method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None
+    method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None, policy: Policy
 ) -> BudgetController | None:
-    """The controller whose phases a method follows: ``budget``, or its own. Raises ConfigError for one that nothing follows."""
-    if isinstance(method, Accordion):
-        return method.controller(learning_rate=optimizer is not None) if budget is None else budget
-    if budget is not None:
-        raise ConfigError(
-            f"budget= with compression {method.name!r}: its rounds are exact and have no budgets"
-        )
-    return None
-
-
-def check_compressed(method: Method, policy: Policy) -> None:
-    """Raise ConfigError for a policy that does not go with compression."""
-    if policy.lossy or policy.hadamard:
-        raise ConfigError(
-            f"compression {method.name!r} runs over exact rounds: use policy=dblp.Exact() with it, or no compression with a "
-            "loss budget"
-        )
+    """The controller of a method's phases and of its rounds' budgets: ``budget``, or the method's own under ``policy``."""
+    if budget is None and isinstance(method, Accordion):
+        return method.controller(learning_rate=optimizer is not None, budget=policy.budget)
+    return budget
 
 
 def _check_alike(group: DblpProcessGroup, method: Method) -> None:

@@ -37,6 +37,7 @@ from dblp.collectives.algorithms import check_policy
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.compression.base import Method
+from dblp.collectives.compression.lossy import check_lossy
 from dblp.collectives.phases import Needs, Phase, Phases
 from dblp.collectives.presets import Preset, preset
 from dblp.collectives.priority import Priority
@@ -46,7 +47,6 @@ from dblp.collectives.torch.buckets import BucketLayout, Layouts, layer_square_n
 from dblp.collectives.torch.carries import Carries
 from dblp.collectives.torch.compression import (
     ModelCompression,
-    check_compressed,
     check_optimizer,
     controller_of,
     method_of,
@@ -109,7 +109,7 @@ class Attachment:
     def policy(self, policy: Policy) -> None:
         checked = _checked(policy, self._group, self._budget)
         if self.compression is not None:
-            check_compressed(self.compression.method, checked)
+            _check_lossy(self.compression.method, checked, self._group, self._budget)
         self._policy = checked
 
     @property
@@ -227,7 +227,8 @@ class Attachment:
         layout, policy = self._layouts.of(bucket), self._policy
         if self._budget is not None:
             policy = self._budget.policy(policy, layout.names)
-        carry = self._carries.of(bucket.buffer(), layout, policy)
+        # A compression has one residual, its method's, which what was lost joins.
+        carry = None if self.compression is not None else self._carries.of(bucket.buffer(), layout, policy)
         self._running.launch(bucket.is_last())
         return self._running, layout, policy, carry
 
@@ -354,7 +355,7 @@ def attach(
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
     detectors find the learning rate. ``history``: reports to keep. ``compression``: a method, or a string such as
-    ``"topk(ratio=0.01)"`` (docs/compression.md), over exact rounds. Raises UnsupportedError if the model is not wrapped in
+    ``"topk(ratio=0.01)"`` (docs/compression.md). Raises UnsupportedError if the model is not wrapped in
     DistributedDataParallel, if its process group is not of the backend "dblp", or if the policy's algorithm can't do what the
     policy asks for; ConfigError for what is no policy, controller, optimizer, algorithm or number of reports, for a model with
     a hook, for a controller that follows another model, and for name patterns that fit no parameter.
@@ -383,9 +384,9 @@ def attach(
     compressing = None
     if compression is not None:
         method = method_of(compression)
-        check_compressed(method, checked)
         check_optimizer(method, optimizer)
-        budget = controller_of(method, budget, optimizer)
+        budget = controller_of(method, budget, optimizer, checked)
+        _check_lossy(method, checked, group, budget)
         compressing = ModelCompression(group, method, model.module)
     attachment = Attachment(model, group, checked, budget, optimizer, history, compressing)
     model.register_comm_hook(attachment, _hook)
@@ -402,7 +403,7 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     seed = state.rotate(bucket.buffer(), policy)
     if state.compression is not None:
         iteration.measure(bucket.buffer(), layout)  # what is delivered has a norm of the compression's making
-        work = state.compression.start(bucket, layout, state._iterations - 1, state.phases)
+        work = state.compression.start(bucket, layout, state._iterations - 1, state.phases, policy)
     else:
         priority = state.priority_of(layout, policy)
         work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
@@ -433,6 +434,15 @@ def _check_algorithm(policy: Policy, group: DblpProcessGroup, budget: BudgetCont
     check_policy(policy, group.size())
     if budget is not None:
         check_policy(budget.loosest(policy), group.size())
+
+
+def _check_lossy(
+    method: Method, policy: Policy, group: DblpProcessGroup, budget: BudgetController | None
+) -> None:
+    """Refuse a policy that compressed rounds cannot keep, now and whatever a controller makes of it."""
+    check_lossy(policy, method.name, group.size())
+    if budget is not None:
+        check_lossy(budget.loosest(policy), method.name, group.size())
 
 
 def _check_others(model: DistributedDataParallel, optimizer: object, history: object) -> None:

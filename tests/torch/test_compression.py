@@ -9,6 +9,7 @@ import pytest
     "scenario",
     [
         "compressed",
+        "compressed_under_a_policy",
         "compression_saved",
         "compression_refused",
         "compression_kinds_of_ddp",
