@@ -126,4 +126,4 @@ def test_ranks_with_other_layouts_hear_of_it():
         with pytest.raises((MismatchError, PeerError)):
             await group.gather_blocks(outputs, own, layouts, Bounded(0.1), timeout_s=5.0)
 
-    worlds.run_memory(member, 2)
+    worlds.run_network(member, 2)
