@@ -64,6 +64,9 @@ class Report:
     energy_withheld: float = 0.0
     """Of a compressed round: share of the energy of this rank's values (gradient and residual) that it still holds after the
     round, because the method did not send it or because it was lost. Measured under a loss policy or for a controller."""
+    energy_curve: tuple[float, ...] = ()
+    """For a controller of ratios: share of the energy of those values behind their largest elements, by
+    ``compression.curve.RATIOS``; empty where nobody asked."""
     carries: bool = False
     """What is missing is kept by who has it, as far as the bound of the carry allows. If not, all of it is discarded."""
     carried: Account = NOTHING

@@ -108,6 +108,8 @@ class Job:
     epoch: int = 0
     phases: Phases = field(default_factory=lambda: Phases(Phase.CRITICAL))
     """Of the training, by parameter; the same on all ranks."""
+    ratio: float | None = None
+    """Share of elements that a controller wants sent; None: the method's own."""
     seed: int = 0
     factors: dict[str, Array] = field(default_factory=dict)
     """What a method keeps of a parameter as a whole, by name; the same on all ranks."""

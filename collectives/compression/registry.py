@@ -12,6 +12,7 @@ from dblp.collectives.compression.half import BFloat16, Float16
 from dblp.collectives.compression.powersgd import PowerSGD
 from dblp.collectives.compression.quantise import Int4, Int8
 from dblp.collectives.compression.randomk import RandomK
+from dblp.collectives.compression.shares import Joint
 from dblp.collectives.compression.sign import Sign
 from dblp.collectives.compression.threshold import Threshold
 from dblp.collectives.compression.topk import TopK
@@ -22,7 +23,7 @@ METHODS: Mapping[str, type[Method]] = {
     for method in (
         *(Dense, TopK, RandomK, Threshold),
         *(Float16, BFloat16, Int8, Int4, Sign),
-        *(PowerSGD, DGC, Accordion),
+        *(PowerSGD, DGC, Accordion, Joint),
     )
 }
 """All methods by name."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from dblp.collectives.carry import NOTHING, Account
 from dblp.collectives.compression.base import Array, Bucket, Job, Method, narrowed, widened
+from dblp.collectives.compression.curve import energy_curve
 from dblp.collectives.compression.link import Link
 from dblp.collectives.compression.lossy import account, check_lossy, split_lost
 from dblp.collectives.compression.memory import Memory, MemoryStore
@@ -66,6 +67,9 @@ class Books:
     energy: float = 0.0
     """Sum of squares of gradient and residual."""
     withheld: float = 0.0
+    curves: bool = False
+    """A controller wants the curve."""
+    curve: tuple[float, ...] = ()
     carried: Account = NOTHING
     discarded: Account = NOTHING
 
@@ -106,11 +110,13 @@ class Compression:
         dtype: str | None = None,
         policy: Policy | None = None,
         weigh: bool = False,
+        ratio: float | None = None,
     ) -> Report:
         """Average ``gradient`` (1-D, contiguous, the bucket's size) over the group, compressed, in place; all ranks call it for
         the same buckets in the same order, with nothing else on the group. ``iteration``: backward passes before this one;
         ``phases``: of the training, the same on all ranks (critical); ``dtype``: as in ``Group.all_reduce``.
-        ``policy``: what the round may lose (``lossy.py``); ``weigh``: measure ``Report.energy_withheld`` without one, too.
+        ``policy``: what the round may lose (``lossy.py``); ``weigh``: measure ``Report.energy_withheld`` without one, too, and
+        ``Report.energy_curve``; ``ratio``: the share of elements to send, for methods that follow a controller.
 
         Raises ConfigError and UnsupportedError for a gradient or a group that does not fit, which costs nothing. Raises what the
         group's rounds raise, and MismatchError for a peer's payload that makes no sense: then the group has failed.
@@ -121,30 +127,33 @@ class Compression:
         job.phases = job.phases if phases is None else phases
         if policy is not None and policy.lossy and group.world_size > 1:
             job.lossy = policy
+        job.ratio = ratio
+        books = Books(curves=weigh) if weigh or job.lossy is not None else None
         try:
-            return await self._run(job, Link(group, timeout_s, job.lossy), weigh or job.lossy is not None)
+            return await self._run(job, Link(group, timeout_s, job.lossy), books)
         except Exception as error:
             group.fail(error)  # peers may not have seen it: they need not wait for their deadlines
             raise
         finally:
             job.memory.busy = False
 
-    async def _run(self, job: Job, link: Link, weigh: bool) -> Report:
-        method, books = self.method, Books()
+    async def _run(self, job: Job, link: Link, books: Books | None) -> Report:
+        method = self.method
         async with self._turn:
-            await self._offload(lambda: self._begin(job, books if weigh else None))
+            await self._offload(lambda: self._begin(job, books))
             await method.agree(job, link)
             sent = await self._offload(lambda: method.compress(job))
             coming = await method.exchange(job, sent, link)
         received = await coming
-        await self._offload(lambda: self._end(job, sent, received, books if weigh else None))
+        await self._offload(lambda: self._end(job, sent, received, books))
         self._count(job, link)
-        return self._report(job, link, books)
+        return self._report(job, link, books or Books())
 
     def _begin(self, job: Job, books: Books | None) -> None:
         self.method.begin(job, widened(job.gradient, job.kind, job.memory.dtype))
         if books is not None:
             books.energy = energy(job.values, DTYPES[job.values.dtype.name])
+            books.curve = energy_curve(job.bucket, job.values) if books.curves else ()
 
     def _end(self, job: Job, sent: Array, received: list[Array], books: Books | None) -> None:
         average = self.method.decompress(job, received)
@@ -240,6 +249,7 @@ class Compression:
             carried=books.carried,
             discarded=books.discarded,
             energy_withheld=books.withheld,
+            energy_curve=books.curve,
         )
 
     # checkpoints

@@ -24,6 +24,8 @@ from dblp.collectives.compression.base import Bucket, Method, Part
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression, Totals
+from dblp.collectives.compression.shares import Joint
+from dblp.collectives.joint import JointController
 from dblp.collectives.phases import Phases
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
@@ -97,8 +99,10 @@ class ModelCompression:
         iteration: int,
         phases: Phases | None,
         policy: Policy,
+        ratio: float | None = None,
     ) -> DblpWork:
-        """Start the round of a bucket under ``policy``; it is averaged in place."""
+        """Start the round of a bucket under ``policy``; it is averaged in place. ``ratio``: of a controller that decides it,
+        which is told the gradient's energies."""
         parts = self._bucket(bucket, layout)
 
         def reduce(array: npt.NDArray[Any], dtype: str | None, timeout_s: float) -> Awaitable[Report]:
@@ -111,6 +115,8 @@ class ModelCompression:
                 phases=phases,
                 dtype=dtype,
                 policy=policy,
+                ratio=ratio,
+                weigh=ratio is not None,
             )
 
         return self._pg.allreduce_compressed(bucket.buffer(), reduce)
@@ -153,9 +159,14 @@ def method_of(compression: str | Method) -> Method:
 def controller_of(
     method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None, policy: Policy
 ) -> BudgetController | None:
-    """The controller of a method's phases and of its rounds' budgets: ``budget``, or the method's own under ``policy``."""
+    """The controller of a method's phases and of its rounds' budgets: ``budget``, or the method's own under ``policy``. Raises
+    ConfigError for a controller that it does not follow."""
     if budget is None and isinstance(method, Accordion):
         return method.controller(learning_rate=optimizer is not None, budget=policy.budget)
+    if isinstance(budget, JointController) and not isinstance(method, Joint):
+        raise ConfigError(
+            f"a JointController with compression {method.name!r}: it decides the ratio of 'joint'"
+        )
     return budget
 
 

@@ -38,6 +38,7 @@ from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.lossy import check_lossy
+from dblp.collectives.joint import JointController
 from dblp.collectives.phases import Needs, Phase, Phases
 from dblp.collectives.presets import Preset, preset
 from dblp.collectives.priority import Priority
@@ -382,6 +383,10 @@ def attach(
     _check_others(model, optimizer, history)
     checked = _checked(policy if policy is not None else Policy(), group, budget)
     compressing = None
+    if compression is None and isinstance(budget, JointController):
+        raise ConfigError(
+            "a JointController without compression: give compression='joint', whose ratio it decides"
+        )
     if compression is not None:
         method = method_of(compression)
         check_optimizer(method, optimizer)
@@ -403,7 +408,9 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     seed = state.rotate(bucket.buffer(), policy)
     if state.compression is not None:
         iteration.measure(bucket.buffer(), layout)  # what is delivered has a norm of the compression's making
-        work = state.compression.start(bucket, layout, state._iterations - 1, state.phases, policy)
+        ratio = state.budget.ratio if isinstance(state.budget, JointController) else None
+        number = state._iterations - 1
+        work = state.compression.start(bucket, layout, number, state.phases, policy, ratio)
     else:
         priority = state.priority_of(layout, policy)
         work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)

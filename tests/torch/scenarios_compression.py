@@ -21,6 +21,8 @@ from dblp import (
     Carry,
     Exact,
     Interval,
+    JointController,
+    Manual,
     NormChange,
     Policy,
     TransportConfig,
@@ -156,7 +158,25 @@ def compressed_under_a_policy(rank, world_size, folder):
     for _ in range(3):
         _iterate(model, rank, 7)
     assert [report.budget for report in attachment.reports][:: len(attachment.reports) - 1] == [0.1, 0.3]
+    _joint(rank)
     dist.destroy_process_group()
+
+
+def _joint(rank):
+    """A controller of budget and ratio: all at first, then less, the same on all ranks, and through a checkpoint."""
+    joint = JointController(Manual("tolerant"), interval=Interval(iterations=1), check=Interval(iterations=1))
+    attachment = attach(model := _model(), Bounded(0.2), compression="joint", budget=joint)
+    for _ in range(4):
+        _, averages = _iterate(model, rank, 7)
+        _assert_equal_everywhere(averages)
+    assert joint.choice.ratio <= 1.0 and joint.predicted_s is not None
+    other = JointController(Manual("tolerant"), interval=Interval(iterations=1), check=Interval(iterations=1))
+    resumed = attach(_model(), Bounded(0.2), compression="joint", budget=other)
+    resumed.load_state_dict(_through_a_file(attachment.state_dict()))
+    assert other.choice == joint.choice
+    for words, options in [("decides the ratio", {"compression": "topk(0.1)"}), ("without compression", {})]:
+        free = JointController(Manual())
+        _refused(ConfigError, words, lambda: attach(_model(), budget=free, **options))  # noqa: B023
 
 
 def compression_saved(rank, world_size, folder):

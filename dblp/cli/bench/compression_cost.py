@@ -48,7 +48,7 @@ class Rounds:
     round_s: float
     """Virtual seconds of the slowest rank, without processor time."""
     wire_bytes: int
-    """What a rank sent, with headers."""
+    """What a rank sent, with dblp's headers and acknowledgements."""
     payload_bytes: int
     """What it put into its rounds, as papers count it."""
 
@@ -128,20 +128,20 @@ def rounds(text: str, rate_bps: float, plan: CompressionPlan) -> Rounds:
         loss=plan.loss,
         seed=plan.seeds[0],
     )
-    bucket, seconds, before = plan.bucket, 0.0, net.totals
+    bucket, seconds, before, sent = plan.bucket, 0.0, net.totals, 0
     net.epoch(10**6)
     for number in range(NETWORK_ROUNDS):
         gradients = np.stack(
             [_gradient(bucket.size, plan.ranks * number + rank) for rank in range(plan.ranks)]
         )
-        before = net.totals
+        before, sent = net.totals, net.wire_bytes
         seconds, _ = net.average(gradients, bucket)
-    totals = net.totals
+    totals, sent = net.totals, net.wire_bytes - sent
     net.close()
     return Rounds(
         rate_bps=rate_bps,
         round_s=seconds,
-        wire_bytes=totals.wire_bytes - before.wire_bytes,
+        wire_bytes=sent,
         payload_bytes=totals.payload_bytes - before.payload_bytes,
     )
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dblp.cli.bench.burst_port import BurstPort
 from dblp.cli.bench.burst_rounds import QUEUE, TIMEOUT_S
 from dblp.collectives.compression.base import Bucket
 from dblp.collectives.compression.registry import parse_compression
@@ -20,12 +21,27 @@ from dblp.sim.port import HostSpec, Link, Network
 from dblp.transport.config import TransportConfig
 from dblp.transport.endpoint import Endpoint
 from dblp.transport.policy import Policy
+from dblp.transport.port import Burst
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
 _ENDLESS = 1 << 62
+_DRAIN_S = 0.05
+"""Virtual seconds after a round until its last datagrams have left."""
 _READ_BITS, _LEAST_READ_S, _MOST_READ_S = 16 * 1464 * 8, 5e-5, 2e-3
 """Datagrams that arrive while a link takes so many bits are read together: what keeps the simulation quick."""
+
+
+class CountingPort(BurstPort):
+    """Counts what it sends: data and control datagrams, with dblp's headers, without those of UDP and IP."""
+
+    nbytes = 0
+
+    def send(self, burst: Burst) -> bool:
+        """See ``Port.send``."""
+        sent = super().send(burst)
+        self.nbytes += len(burst.data) if sent else 0
+        return sent
 
 
 class CompressedRanks:
@@ -54,6 +70,12 @@ class CompressedRanks:
     def totals(self) -> Totals:
         """Of rank 0."""
         return self._compressions[0].totals
+
+    @property
+    def wire_bytes(self) -> int:
+        """What a rank has sent up to now, mean over the ranks, once what is under way has left."""
+        self._run(asyncio.sleep(_DRAIN_S))
+        return round(sum(port.nbytes for port in self._ports) / self._ranks)
 
     def epoch(self, number: int) -> None:
         """An epoch begins."""
@@ -96,7 +118,10 @@ class CompressedRanks:
             host=host,
             interrupt_s=max(min(_READ_BITS / rate_bps, _MOST_READ_S), _LEAST_READ_S) if rate_bps else 2e-4,
         )
-        ports = [network.port(f"h{rank}") for rank in range(self._ranks)]
+        self._ports = [
+            CountingPort(network.port(f"h{rank}"), self._loop, seed=rank) for rank in range(self._ranks)
+        ]
+        ports = self._ports
         peers = [list(port.addresses) for port in ports]
         config = TransportConfig(seed=seed)
         connects = [

@@ -37,6 +37,7 @@ TEXTS = [
     "dgc(0.05,masking=false,clip=1)",
     "accordion",
     "accordion(critical=0.2,indices=delta)",
+    "joint(0.05)",
 ]
 """Every method, with every way to code or exchange what it sends."""
 SHAPES: list[list[tuple[int, ...]]] = [

@@ -25,11 +25,11 @@ KINDS = [
         "randomk(0.1)",
     ),
     *("threshold(1.5,indices=delta)", "fp16", "bf16", "int8", "int8(exchange=gather,block=16)"),
-    *("int4(exchange=sum,block=64)", "sign", "powersgd(2)", "accordion"),
+    *("int4(exchange=sum,block=64)", "sign", "powersgd(2)", "accordion", "joint(0.05)"),
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
 ]
 """One method of every coding and exchange."""
-EXACT = ("none", "topk", "randomk", "threshold", "fp16", "bf16", "accordion")
+EXACT = ("none", "topk", "randomk", "threshold", "fp16", "bf16", "accordion", "joint")
 """Whose sums of small integers are exact, bit by bit."""
 
 
