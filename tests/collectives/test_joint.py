@@ -312,8 +312,8 @@ def test_ranks_that_count_otherwise_hear_of_it():
         lambda: EnergyCaps(low=0.0),
         lambda: EnergyCaps(low=0.5, high=0.4),
         lambda: EnergyCaps(low=0.5, high=1.0),
-        lambda: JointController(Schedule(), 0.2),
-        lambda: JointController(Schedule(), check=4),
+        lambda: JointController(Schedule(), 0.2),  # type: ignore[arg-type]
+        lambda: JointController(Schedule(), check=4),  # type: ignore[arg-type]
         lambda: JointController(Schedule(), budgets=(1.5,)),
     ],
 )

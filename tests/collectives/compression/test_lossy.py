@@ -49,7 +49,11 @@ def _steps(text, policy=POLICY, *, parts=PARTS, steps=3, dtype="float32", make=_
     async def member(group):
         compression = Compression(parse_compression(text))
         contributed, discarded = np.zeros(parts.size), np.zeros(parts.size)
-        compression.on_discard = lambda values: np.add(discarded, values, out=discarded)
+
+        def discard(values):
+            discarded[...] += values
+
+        compression.on_discard = discard
         averages, reports = [], []
         for step in range(steps):
             array = make(group.rank, step, parts.size, dtype)
