@@ -18,7 +18,7 @@ import pytest
     ],
 )
 def test_compression(ranks, scenario):
-    ranks(scenario, 2)
+    ranks(scenario, 2, timeout_s=180)
 
 
 @pytest.mark.processes
