@@ -12,7 +12,7 @@ from rich.console import Console
 from dblp.cli.bench.compression_cost import codec, references, rounds
 from dblp.cli.bench.compression_net import CompressedRanks
 from dblp.cli.bench.compression_plan import METHODS, CompressionPlan
-from dblp.cli.bench.compression_results import Figures, records, table
+from dblp.cli.bench.compression_results import Figures, legend, records, table
 from dblp.cli.bench.compression_training import Trained, Trainings
 from dblp.cli.main import run
 from dblp.collectives.compression.base import Bucket, Part
@@ -91,7 +91,7 @@ def test_the_table_fits_a_terminal_of_100_columns():
     )
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(table(_figures(plan, seeds=1), {"torch.topk(0.001)": 0.01}, plan))
-    text = console.export_text()
+    text = console.export_text() + legend(plan)
     assert max(map(len, text.splitlines())) <= 100 and "…" not in text
     for heading in (
         "method",

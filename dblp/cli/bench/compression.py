@@ -83,7 +83,7 @@ def _bench(plan: CompressionPlan, epochs: int, json: Path | None) -> None:
     from rich.console import Console
 
     from dblp.cli.bench.compression_cost import references
-    from dblp.cli.bench.compression_results import records, table
+    from dblp.cli.bench.compression_results import legend, records, table
     from dblp.cli.bench.compression_training import Trainings
     from dblp.cli.host import document, write_json
 
@@ -101,6 +101,7 @@ def _bench(plan: CompressionPlan, epochs: int, json: Path | None) -> None:
         )
     figures = run(plan, trainings, console)
     known = references(plan)
+    console.print(legend(plan), highlight=False)
     console.print(table(figures, known, plan))
     if json is not None:
         options = {name: value for name, value in asdict(plan).items() if name != "methods"}

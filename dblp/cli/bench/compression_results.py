@@ -77,9 +77,7 @@ def records(figures: Sequence[Figures], plan: CompressionPlan) -> list[dict[str,
 def table(figures: Sequence[Figures], references: Mapping[str, float], plan: CompressionPlan) -> Table:
     """A line a method; fits 100 columns."""
     dense = _dense(figures)
-    made = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title=_title(plan), caption_justify="left"
-    )
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("method", min_width=16, max_width=26, overflow="fold")
     for heading in ("size", "wire", "ms/Melem", *(f"step {_rate(rate)}" for rate in plan.rates_bps)):
         made.add_column(heading, justify="right", no_wrap=True)
@@ -117,13 +115,14 @@ def _cells(each: Figures, dense: Figures, plan: CompressionPlan) -> list[str]:
     return cells
 
 
-def _title(plan: CompressionPlan) -> str:
+def legend(plan: CompressionPlan) -> str:
+    """What the table's columns are; lines of at most 100 characters."""
     loss = f", {plan.loss:.0%} lost" if plan.loss else ""
     over = f"bounded rounds, budget {plan.budget:.0%}" if plan.budget else "exact rounds"
     return (
         f"{plan.bucket.size / 1e6:.1f} M elements, {plan.ranks} ranks, {over}{loss}.\n"
         "size, wire: times smaller than none, without and with headers. ms/Melem: to compress, on this CPU.\n"
-        "step: a simulated round and this CPU's time for both its ends."
+        "step: a simulated round, and this CPU's time for both its ends."
     )
 
 

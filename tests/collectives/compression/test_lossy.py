@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import numpy as np
 import pytest
 
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
-from dblp.errors import ConfigError, UnsupportedError
+from dblp.errors import ConfigError, DeadlineError, MismatchError, PeerError, UnsupportedError
 from dblp.transport.policy import Bounded, Carry, CarryBound, Consistency, Fill, Policy, Short, Stop, Tags
 from tests.collectives import worlds
 from tests.collectives.compression.cases import SHAPES, TEXTS, bucket, gradient, wide
@@ -292,3 +295,58 @@ def test_sums_by_other_algorithms_keep_account(algorithm):
         kept = sum(result[2].astype(np.float64) for result in results)
         np.testing.assert_array_equal(sum(result[1] for result in results), total + kept)
         assert _lost(results) > 0
+
+
+@pytest.mark.parametrize("text", ["topk(0.1)", "topk(0.1,indices=delta)", "fp16", "int8"])
+def test_a_rank_that_does_not_come_is_named_before_the_deadline_is_long_over(text):
+    async def member(group):
+        if group.rank == 1:
+            await asyncio.sleep(3.0)
+            return None
+        compression, array = Compression(parse_compression(text)), np.ones(PARTS.size, np.float32)
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineError) as caught:
+            await compression.all_reduce(group, array, PARTS, timeout_s=1.0, policy=POLICY)
+        assert asyncio.get_running_loop().time() - start < 1.5
+        return caught.value.ranks
+
+    assert worlds.run_network(member, 3, impair=LOSSY)[::2] == [(1,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ("topk(0.1)", "topk(0.2)"),
+        ("topk(0.1)", "fp16"),
+        ("sign", "int8(exchange=gather)"),
+        ("topk(0.1,indices=delta)", "topk(0.1)"),
+    ],
+)
+def test_ranks_with_other_methods_hear_of_it(mine, theirs):
+    async def member(group):
+        compression = Compression(parse_compression((mine, theirs)[group.rank]))
+        with pytest.raises((MismatchError, PeerError)):
+            await compression.all_reduce(
+                group, np.ones(PARTS.size, np.float32), PARTS, timeout_s=2.0, policy=POLICY
+            )
+
+    worlds.run_network(member, 2)
+
+
+@pytest.mark.parametrize(
+    "told", [(2**40, 256, 24), (10, 100, 24), (10, 2**20, 24), (10, 256, 0), (-1, 256, 24)]
+)
+def test_blocks_that_make_no_sense_are_refused_before_memory_is_taken(told):
+    async def member(group):
+        if group.rank == 0:
+            with contextlib.suppress(PeerError):  # that the other has refused it
+                await group.all_gather(np.empty((2, 3), np.int64), np.array(told, np.int64), timeout_s=5.0)
+            return None
+        compression = Compression(parse_compression("topk(0.1,indices=delta)"))
+        with pytest.raises(MismatchError, match=r"rank 0 announces .* blocks") as caught:
+            await compression.all_reduce(
+                group, np.ones(PARTS.size, np.float32), PARTS, timeout_s=5.0, policy=POLICY
+            )
+        return caught.value.ranks
+
+    assert worlds.run_network(member, 2)[1] == (0,)
