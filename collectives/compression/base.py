@@ -358,7 +358,7 @@ class Coded(Gathered):
 
     __slots__ = ()
     code_bits: ClassVar[int]
-    """Bits of a code: 8, 4 or 1. In bytes of zeros are codes, too."""
+    """Bits of a code: 8, 4 or 1."""
 
     @property
     def withholds(self) -> bool:
@@ -369,9 +369,13 @@ class Coded(Gathered):
     def head_bytes(self, job: Job) -> int:
         """Bytes of a body before the codes."""
 
+    @abstractmethod
+    def room(self, job: Job) -> int:
+        """Always known."""
+
     def layout(self, job: Job) -> Blocks:
         """Codes in blocks, the rest of the body behind them."""
-        codes = self.room(job) - self.head_bytes(job)  # type: ignore[operator]
+        codes = self.room(job) - self.head_bytes(job)
         chunk = self.block_bytes(job, codes)
         return Blocks(-(-codes // chunk), chunk, HEADER_BYTES + self.head_bytes(job))
 
@@ -386,7 +390,7 @@ class Coded(Gathered):
     def decode_blocks(self, job: Job, rows: Rows, head: Bytes, counted: Bools, rank: int, out: Array) -> None:
         """The whole body; elements of blocks that do not count are left out."""
         low = self.head_bytes(job)
-        codes = self.room(job) - low  # type: ignore[operator]
+        codes = self.room(job) - low
         body = np.concatenate([head[:low], rows.reshape(-1)[:codes]])
         if counted.all():
             self.decode(job, body, rank, out)
