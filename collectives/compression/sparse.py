@@ -132,8 +132,11 @@ class Sparse(Gathered):
 
     def uncounted(self, job: Job, sent: Array) -> Array | None:
         """Its own entries that do not count."""
-        energies = job.notes.pop("energies", (0.0, 0.0))
-        job.notes["energy_lost"] = min(max(1.0 - energies[1] / energies[0], 0.0), 1.0) if energies[0] else 0.0
+        sent_energy, came = job.notes.pop("energies", (0.0, 0.0))
+        if job.notes["skipped"]:
+            job.notes["energy_lost"] = 1.0
+        elif sent_energy > 0.0 and not job.notes.get("means"):
+            job.notes["energy_lost"] = min(max(1.0 - came / sent_energy, 0.0), 1.0)
         lost = Gathered.uncounted(self, job, sent)
         if lost is not None:
             self.came_back(job, np.flatnonzero(lost))

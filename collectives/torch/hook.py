@@ -202,6 +202,8 @@ class Attachment:
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
             raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
         _check_algorithm(policy, self._group, self._budget)
+        if self.compression is not None:
+            _check_lossy(self.compression.method, policy, self._group, self._budget)
         if (compression is None) != (self.compression is None):
             has, lacks = ("the state", "attach was given") if compression else ("attach", "the state has")
             raise ConfigError(f"{has} has a compression, {lacks} none: resume with what was saved")

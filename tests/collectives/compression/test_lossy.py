@@ -350,3 +350,24 @@ def test_blocks_that_make_no_sense_are_refused_before_memory_is_taken(told):
         return caught.value.ranks
 
     assert worlds.run_network(member, 2)[1] == (0,)
+
+
+@pytest.mark.parametrize(("ratio", "lost"), [(1.0, 0.15), (0.1, 0.28)])
+def test_reports_tell_the_energy_that_was_lost(ratio, lost):
+    """About as much as of the chunks: of two contributions, each of which loses a share, or of blocks that count if both came."""
+
+    async def member(group):
+        compression, shares = Compression(parse_compression("joint")), []
+        for step in range(4):
+            array = gradient(PARTS.size, "float32", seed=group.rank + 2 * step, spread=0.3)
+            report = await compression.all_reduce(
+                group, array, PARTS, timeout_s=20.0, policy=Bounded(0.5), ratio=ratio
+            )
+            shares.append(report.energy_lost)
+            assert report.energy_withheld > 0.0 and not report.energy_curve
+        return shares
+
+    shares = np.array(worlds.run_network(member, 2, impair=LOSSY, seed=8))
+    assert 0.0 < shares.mean() < 1.5 * lost
+    if ratio < 1.0:
+        np.testing.assert_array_equal(shares[0], shares[1])  # all ranks know what counts
