@@ -179,19 +179,20 @@ class PathEstimate:
         if not (nbytes > 0.0 and seconds > 0.0):
             return
         path = self.path()
+        self.samples.append((nbytes, seconds, chunks, lost))
         expected = seconds if path is None else path.delay_s + 8.0 * nbytes / path.rate_bps
         self.strange = self.strange + 1 if max(seconds / expected, expected / seconds) > STRANGE else 0
         if self.strange >= STRANGE_ROUNDS:
-            for _ in range(len(self.samples) - STRANGE_ROUNDS + 1):
+            while len(self.samples) > STRANGE_ROUNDS:
                 self.samples.popleft()
             self.strange = 0
-        self.samples.append((nbytes, seconds, chunks, lost))
 
     def path(self) -> Path | None:
-        """What they say; None without any."""
-        if not self.samples:
+        """What they say, but for strange ones at the end; None without any."""
+        known = list(self.samples)[: max(len(self.samples) - self.strange, 1)]
+        if not known:
             return None
-        nbytes, seconds, chunks, lost = np.array(self.samples, np.float64).T
+        nbytes, seconds, chunks, lost = np.array(known, np.float64).T
         rate = 8.0 * float((nbytes / np.maximum(seconds - self.delay_s, seconds / 10)).max())
         if nbytes.max() >= _SPREAD * nbytes.min():
             slope, intercept = np.polyfit(nbytes, seconds, 1)
