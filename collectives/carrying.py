@@ -7,6 +7,7 @@ from dblp.collectives.buffers import Array
 from dblp.collectives.call import Call
 from dblp.collectives.carry import Account, Residual
 from dblp.collectives.reduction import Op, energy
+from dblp.collectives.uncounted import Uncounted
 
 _NEGATIVE_ZERO = {"bfloat16": 0x8000}
 """What adds nothing to any number, not even to -0.0, where the storage type is not a float."""
@@ -15,7 +16,9 @@ _NEGATIVE_ZERO = {"bfloat16": 0x8000}
 class Carrying:
     """The carry of one round on one rank."""
 
-    def __init__(self, residual: Residual, flat: Array, call: Call, rank: int, world_size: int) -> None:
+    def __init__(
+        self, residual: Residual | Uncounted, flat: Array, call: Call, rank: int, world_size: int
+    ) -> None:
         """``flat``: the gradient, 1-D, reduced in place. Raises ConfigError if the residual does not fit the call."""
         assert call.dtype is not None and call.op is not None
         residual.check(flat.size, call.dtype, call.op)

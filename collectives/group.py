@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from dblp.collectives.algorithms import algorithm_of, check_reduce_scatter, choose
 from dblp.collectives.algorithms.exchange import post_broadcast, post_call, post_exchange
+from dblp.collectives.algorithms.gather_leg import post_gather
 from dblp.collectives.algorithms.grid import chunk_bytes
 from dblp.collectives.algorithms.incast import Incast
 from dblp.collectives.algorithms.reduce_leg import post_reduce_leg
+from dblp.collectives.blocks import Blocks
 from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, private
 from dblp.collectives.call import Call, Collective, details_of, digest_sizes
 from dblp.collectives.carry import Residual
@@ -35,9 +37,10 @@ from dblp.collectives.reduction import DType, Op, Reducer, check_op, dtype_of, p
 from dblp.collectives.report import Report
 from dblp.collectives.round import Round
 from dblp.collectives.staging import StagePool
+from dblp.collectives.uncounted import Uncounted
 from dblp.errors import ClosedError, ConfigError, UnsupportedError
 from dblp.transport.interface import EndpointLike
-from dblp.transport.policy import Exact, Policy
+from dblp.transport.policy import Consistency, Exact, Policy
 
 Post = Callable[[Round], None]
 Finish = Callable[[], None]
@@ -105,6 +108,11 @@ class Group:
         known = [[state.least_rtt_s for state in paths if state.least_rtt_s > 0.0] for paths in states]
         return max(map(min, known), default=0.0) if all(known) else 0.0
 
+    @property
+    def max_chunk_bytes(self) -> int:
+        """The largest chunk of the group's messages, in bytes."""
+        return self._endpoint.max_chunk_bytes
+
     def close(self) -> None:
         """End the group here; idempotent. The endpoint stays open. Later calls raise ClosedError."""
         if not self._closed:
@@ -124,10 +132,11 @@ class Group:
         *,
         policy: Policy | None = None,
         algorithm: str = "auto",
-        carry: Residual | None = None,
+        carry: Residual | Uncounted | None = None,
         priority: Priority | None = None,
         timeout_s: float | None = None,
         dtype: str | None = None,
+        codes: bool = False,
     ) -> asyncio.Task[Report]:
         """Reduce ``array`` over all ranks, in place; every rank ends with the same bits.
 
@@ -136,11 +145,12 @@ class Group:
         ``dtype="bfloat16"`` names what uint16 arrays hold. ``carry``: what this rank kept of earlier rounds of the same bucket,
         which is added to ``array``; what this round loses is kept there under ``policy.carry``, or discarded without one. All
         ranks give one, or none does. ``priority``: what ``policy.tags`` knows of the bucket's layers and of its chunks that were
-        missing before; each rank for itself.
+        missing before; each rank for itself. ``codes``: the integers in ``array`` are codes of a floating-point gradient, 0 for
+        nothing, so that their sum may lose chunks as well.
         Raises ConfigError and UnsupportedError in the call; the task raises MismatchError, DeadlineError, PeerError.
         """
         buffer = Buffer(array, "array", output=True)
-        kind, operation, policy = self._reduction(array, op, policy, dtype)
+        kind, operation, policy = self._reduction(array, op, policy, dtype, codes)
         flat = buffer.flat
         name, reason = choose(algorithm, flat.nbytes, self.world_size, kind, policy)
         call = Call(
@@ -286,6 +296,51 @@ class Group:
         def post(round_: Round) -> None:
             np.copyto(parts.flats[self.rank], flat)
             post_exchange(round_, dict.fromkeys(round_.peers(), flat), incoming)
+
+        return self._start(call, parts.nbytes, timeout_s, post, parts.restore)
+
+    def gather_blocks(
+        self,
+        outputs: Sequence[Array],
+        input: Array,
+        layouts: Sequence[Blocks],
+        policy: Policy,
+        *,
+        timeout_s: float | None = None,
+    ) -> asyncio.Task[Report]:
+        """Collect every rank's payload of blocks (``blocks.py``) in every rank's ``outputs``, which may miss blocks under
+        ``policy``, within its budget for each rank's payload and over all ranks together.
+
+        ``outputs``: a uint8 array a rank, of which missing blocks are left alone; ``layouts``: of the payloads, by rank, the same
+        on all ranks. The report's ``uncounted`` tells which chunks no rank may count. Raises ConfigError for arrays that are not
+        as the layouts say, and for ``Consistency.RELAXED``, under which ranks would count different blocks.
+        """
+        if policy.lossy and policy.consistency is Consistency.RELAXED:
+            raise ConfigError(
+                "consistency='relaxed' with blocks: all ranks must count the same; use 'agreed'"
+            )
+        parts = Parts(list(outputs), self.world_size, "outputs", output=True)
+        source = Buffer(input, "input", output=False)
+        parts.check_dtype(np.dtype(np.uint8), "outputs")
+        parts.check_dtype(input.dtype, "input")
+        for rank, layout in enumerate(layouts):
+            self._check_size(f"the layout of rank {rank}", parts.flats[rank], layout.nbytes)
+        self._check_size("input", source.flat, parts.sizes[self.rank])
+        call = Call(
+            collective=Collective.ALL_GATHER,
+            dtype=dtype_of(input),
+            policy=policy,
+            sizes=digest_sizes(
+                size for lay in layouts for size in (lay.count, lay.chunk_bytes, lay.head_bytes)
+            ),
+        )
+        incoming = {rank: part for rank, part in enumerate(parts.flats) if rank != self.rank}
+        flat = private(source.flat, list(incoming.values()))
+
+        def post(round_: Round) -> None:
+            np.copyto(parts.flats[self.rank], flat)
+            if self.world_size > 1:
+                post_gather(round_, flat, incoming, layouts, policy)
 
         return self._start(call, parts.nbytes, timeout_s, post, parts.restore)
 
@@ -519,12 +574,13 @@ class Group:
     # arguments
 
     def _reduction(
-        self, array: Array, op: str | Op, policy: Policy | None, dtype: str | None
+        self, array: Array, op: str | Op, policy: Policy | None, dtype: str | None, codes: bool = False
     ) -> tuple[DType, Op, Policy]:
         kind, operation = dtype_of(array, dtype), parse_op(op)
         check_op(kind, operation)
         policy = Exact() if policy is None else policy
-        if policy.lossy and (kind.kind != "f" or operation not in (Op.SUM, Op.AVG)):
+        gradient = kind.kind == "f" or (codes and kind.kind == "i")
+        if policy.lossy and not (gradient and operation in (Op.SUM, Op.AVG)):
             raise UnsupportedError(
                 f"a budget of {policy.budget:g} on {operation.name} of {kind.name}: only sums and averages of floating-point "
                 "gradients may lose anything; call without a policy"

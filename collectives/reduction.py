@@ -274,6 +274,8 @@ def energy(values: Array, dtype: DType) -> float:
     with np.errstate(all="ignore"):
         if dtype.half:
             values = _widen_float16(values) if dtype.name == "float16" else widen_bfloat16(values)
+        elif dtype.kind == "i":  # codes; their squares would wrap
+            values = values.astype(np.float32)
         total = _blocked_energy(values)
         if math.isfinite(total) or values.dtype == np.float64:
             return total

@@ -58,6 +58,15 @@ class Report:
     filled_chunks: int = 0
     """Chunks of the result that the gather leg missed and a fill stands in for: on any rank, the same on all, under
     ``Consistency.AGREED``; those that this rank missed itself under ``RELAXED``."""
+    uncounted: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """For each rank (in the group) whose payload of a bounded all-gather some rank missed a part of: indices of those chunks,
+    ascending. The same on all ranks: none counts them."""
+    energy_withheld: float = 0.0
+    """Of a compressed round: share of the energy of this rank's values (gradient and residual) that it still holds after the
+    round, because the method did not send it or because it was lost. Measured under a loss policy or for a controller."""
+    energy_curve: tuple[float, ...] = ()
+    """For a controller of ratios: share of the energy of those values behind their largest elements, by
+    ``compression.curve.RATIOS``; empty where nobody asked."""
     carries: bool = False
     """What is missing is kept by who has it, as far as the bound of the carry allows. If not, all of it is discarded."""
     carried: Account = NOTHING

@@ -142,6 +142,9 @@ class Round:
         self.skipped = (
             False  # a message was given up below its bound, on this rank or another: the result is zeros
         )
+        self.uncounted: dict[
+            int, npt.NDArray[np.int64]
+        ] = {}  # chunks of a rank's payload that no rank counts
         self._ranks = ranks
         self._group = group
         self._start = endpoint.time()
@@ -338,6 +341,7 @@ class Round:
             carried=self.carried,
             discarded=self.discarded,
             skipped=self.skipped,
+            uncounted=self.uncounted,
         )
 
     # callbacks

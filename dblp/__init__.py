@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from dblp.collectives.budget import BudgetController, Budgets, EnergyCap, Interval
     from dblp.collectives.group import Group
+    from dblp.collectives.joint import EnergyCaps, JointController
     from dblp.collectives.phases import (
         Hold,
         LearningRateChange,
@@ -109,6 +110,8 @@ __all__ = [
     "Budgets",
     "Interval",
     "EnergyCap",
+    "JointController",
+    "EnergyCaps",
     "Phase",
     "NormChange",
     "LearningRateChange",
@@ -152,6 +155,7 @@ _MODULES = {
     ),
     "dblp.collectives.budget": "BudgetController Budgets EnergyCap Interval",
     "dblp.collectives.group": "Group",
+    "dblp.collectives.joint": "EnergyCaps JointController",
     "dblp.collectives.phases": "Hold LearningRateChange Manual Metric NormChange Phase Schedule",
     "dblp.collectives.presets": "Preset preset presets",
     "dblp.collectives.recorder": "FlightRecorder",

@@ -11,7 +11,7 @@ PUBLIC = """
     all_reduce reduce_scatter reduce all_gather broadcast gather scatter all_to_all barrier send recv Handle
     flight_recorder FlightRecorder
     Group Report attach Attachment CheckpointState merge_states
-    BudgetController Budgets Interval EnergyCap
+    BudgetController Budgets Interval EnergyCap JointController EnergyCaps
     Phase NormChange LearningRateChange Metric Schedule Manual Hold
     Policy Bounded Exact Stop Short Fill Consistency Carry CarryBound Tags Preset preset presets TransportConfig
     DblpError LocalError ConfigError UnsupportedError ClosedError RemoteError MismatchError VersionError

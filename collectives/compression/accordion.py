@@ -6,7 +6,7 @@ check to the next, and, if ``attach`` knows the optimiser, where the learning ra
 
 Differences from the paper: what is compared is the root mean square over an interval of the norms of a rank's own gradients, of
 the rank where it is largest, not the norm of a sum over an epoch; all ranks decide from the same numbers, none is asked by the
-others; a parameter of which half or more is sent goes as it is, in an all-reduce, which costs less than values with indices.
+others; what of a parameter goes dense: ``shares.py``.
 ``critical`` and ``tolerant`` are what the released code keeps with top-k; its other compressor, PowerSGD with rank 2 and 1, isn't
 built here.
 """
@@ -16,13 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from dblp.collectives.budget import BudgetController, Budgets, Interval
-from dblp.collectives.compression.base import Array, Job, Part
-from dblp.collectives.compression.entries import Indices
-from dblp.collectives.compression.selection import largest
-from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, PartlyDense, share_of
+from dblp.collectives.compression.base import Job, Part
+from dblp.collectives.compression.shares import Shares
+from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES
 from dblp.collectives.phases import ETA, Detector, LearningRateChange, NormChange, Phase
 from dblp.transport.spec import Kind, arg
 
@@ -33,12 +30,10 @@ CHANGE = Kind(
     lambda value: repr(float(value)),
 )
 EPOCHS = Kind("a whole number from 1", int, lambda value: isinstance(value, int) and 1 <= value <= 10**9, str)
-DENSE_FROM = 0.5
-"""Share from which on a parameter goes as it is: an index has as many bytes as a value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Accordion(PartlyDense):
+class Accordion(Shares):
     """Two shares, by phase."""
 
     name: ClassVar[str] = "accordion"
@@ -53,47 +48,14 @@ class Accordion(PartlyDense):
     values: str = arg("values", VALUES, default="full")
     indices: str = arg("indices", INDICES, default="plain")
 
-    def controller(self, *, learning_rate: bool) -> BudgetController:
-        """A controller of its own phases; ``learning_rate``: it will be told."""
+    def controller(self, *, learning_rate: bool, budget: float = 0.0) -> BudgetController:
+        """A controller of its own phases; ``learning_rate``: it will be told; ``budget``: of the loss policy, in all phases."""
         detector: Detector = NormChange(self.eta, layers=True)
         if learning_rate:
             detector = detector | LearningRateChange()
-        nothing = Budgets(low=0.0, high=0.0)
-        return BudgetController(detector, nothing, interval=Interval(epochs=self.epochs), average_norms=True)
+        budgets = Budgets(low=budget, high=budget)
+        return BudgetController(detector, budgets, interval=Interval(epochs=self.epochs), average_norms=True)
 
     def ratio_of(self, job: Job, part: Part) -> float:
         """The share of a parameter in this round."""
         return self.critical if job.phases.of(part.name) is Phase.CRITICAL else self.tolerant
-
-    def dense(self, job: Job, part: Part) -> bool:
-        """Where the share is half or more."""
-        return self.ratio_of(job, part) >= DENSE_FROM
-
-    def compress(self, job: Job) -> Array:
-        """What is dense is taken out first."""
-        job.notes["dense"] = dense = self.dense_of(job, job.values)
-        if not job.spoiled:
-            self.set_dense(job, job.values, np.zeros_like(dense))
-        return PartlyDense.compress(self, job)
-
-    def select(self, job: Job) -> Indices:
-        """The largest of each other parameter."""
-        found = [np.empty(0, np.int64)]
-        for part, low, flat in zip(
-            job.bucket.parts, job.bucket.bounds.tolist(), job.bucket.cut(job.values), strict=False
-        ):
-            if not self.dense(job, part):
-                found.append(largest(flat, share_of(part.size, self.ratio_of(job, part))) + low)
-        return np.concatenate(found)
-
-    def target(self, job: Job) -> int:
-        """The sum of their shares."""
-        parts = [part for part in job.bucket.parts if not self.dense(job, part)]
-        return sum(share_of(part.size, self.ratio_of(job, part)) for part in parts)
-
-    def own_part(self, job: Job, sent: Array) -> Array:
-        """Entries and what is dense."""
-        out = PartlyDense.own_part(self, job, sent)
-        if not job.spoiled:
-            self.set_dense(job, out, job.notes["dense"])
-        return out

@@ -108,7 +108,18 @@ class DGC(PartlyDense):
     def sent(self, job: Job, indices: Indices) -> None:
         """Momentum factor masking."""
         if self.masking and job.memory.velocity is not None:
+            if job.lossy is not None:
+                job.notes["masked"] = indices, job.memory.velocity[indices]
             job.memory.velocity[indices] = 0
+
+    def came_back(self, job: Job, indices: Indices) -> None:
+        """What was not delivered is not masked."""
+        if "masked" in job.notes and job.memory.velocity is not None:
+            masked, velocities = job.notes["masked"]
+            job.memory.velocity[indices] = velocities[np.searchsorted(masked, indices)]
+
+    def note_dense(self, job: Job) -> None:
+        """Their velocity is made of the average, the same on all ranks, so nothing of it may be lost or come back."""
 
     def dense(self, job: Job, part: Part) -> bool:
         """Parameters with fewer than two dimensions."""

@@ -40,6 +40,10 @@ class _Half(Summed):
         """They are an average already."""
         return self.widen(lanes).astype(job.memory.dtype)
 
+    def decode_lost(self, job: Job, lanes: Array) -> Array:
+        """They are wide already."""
+        return lanes.astype(job.memory.dtype, copy=False)
+
     @abstractmethod
     def narrow(self, values: Array) -> Array:
         """Round to the nearest finite value of the type."""

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dblp.collectives.blocks import Blocks
+from dblp.collectives.compression.lossy import of_sums
 from dblp.collectives.group import Group
 from dblp.collectives.report import Report
+from dblp.collectives.uncounted import Uncounted
 from dblp.errors import MismatchError
+from dblp.transport.config import CHUNK_ALIGN_BYTES
+from dblp.transport.policy import Policy
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+OnLost = Callable[[Array], None]
+"""``lost(values)``: lanes that no result has, (lanes,), in the sum before division, float32 or float64."""
 
 _LEAST_SECONDS = 1e-3
 """What a round gets whose deadline has passed: it ends with an error that names the ranks it waits for."""
 
 
 class Link:
-    """What a method may call while it exchanges one bucket. All rounds are exact; each is posted by the call itself."""
+    """What a method may call while it exchanges one bucket; each round is posted by the call itself. All rounds are exact but
+    sums with ``lost`` and gathers of blocks, where there is a policy."""
 
-    def __init__(self, group: Group, timeout_s: float) -> None:
-        """``timeout_s``: for all rounds together, from now on."""
+    def __init__(self, group: Group, timeout_s: float, policy: Policy | None = None) -> None:
+        """``timeout_s``: for all rounds together, from now on; ``policy``: one that loses, or None."""
         self._group = group
+        self._policy = policy
         self._clock = asyncio.get_running_loop().time
         self.began = self._clock()
         self._deadline = self.began + timeout_s
@@ -58,10 +68,60 @@ class Link:
         """Seconds since the link was made."""
         return self._clock() - self.began
 
-    def sum(self, array: Array, op: str = "sum", dtype: str | None = None) -> Awaitable[Array]:
-        """Reduce ``array`` (1-D) in place over all ranks; the result is the array. ``dtype``: as in ``Group.all_reduce``."""
-        task = self._group.all_reduce(array, op, dtype=dtype, timeout_s=self._left())
-        return self._ended(task, array.nbytes, lambda: array)
+    def sum(
+        self, array: Array, op: str = "sum", dtype: str | None = None, *, lost: OnLost | None = None
+    ) -> Awaitable[Array]:
+        """Reduce ``array`` (1-D) in place over all ranks; the result is the array. ``dtype``: as in ``Group.all_reduce``.
+        ``lost``: the round may lose chunks, and is told at its end what of this rank was not counted; integers are codes then."""
+        if lost is None or self._policy is None:
+            task = self._group.all_reduce(array, op, dtype=dtype, timeout_s=self._left())
+            return self._ended(task, array.nbytes, lambda: array)
+        told, uncounted = lost, Uncounted(array.size, np.float64 if array.dtype == np.float64 else np.float32)
+
+        def result() -> Array:
+            if uncounted.values is not None:
+                told(uncounted.values)
+            return array
+
+        policy = of_sums(self._policy)
+        task = self._group.all_reduce(
+            array, op, policy=policy, carry=uncounted, dtype=dtype, codes=True, timeout_s=self._left()
+        )
+        return self._ended(task, array.nbytes, result)
+
+    async def tell_blocks(self, own: Blocks, most: int) -> list[Blocks]:
+        """How the payloads of all ranks lie, by rank. ``most``: bytes that one can have; raises MismatchError that names a rank
+        whose payload makes no sense, before memory is taken."""
+        told = np.empty((self.world_size, 3), np.int64)
+        numbers = np.array([own.count, own.chunk_bytes, own.head_bytes], np.int64)
+        task = self._group.all_gather(told, numbers, timeout_s=self._left())
+        await self._ended(task, numbers.nbytes, lambda: told)
+        for rank, (count, chunk, head) in enumerate(told.tolist()):
+            fits = 0 < chunk <= self._group.max_chunk_bytes and chunk % CHUNK_ALIGN_BYTES == 0
+            if not fits or not (0 <= count <= most and 0 < head <= most and count * chunk + head <= most):
+                raise MismatchError(
+                    f"rank {rank} announces {count} blocks of {chunk} bytes and {head} more of a compressed gradient, which make "
+                    "no sense: use one method, with the same options, on all ranks",
+                    [rank],
+                )
+        return [Blocks(*row) for row in told.tolist()]
+
+    def gather_blocks(
+        self, payload: Bytes, layouts: Sequence[Blocks]
+    ) -> Awaitable[tuple[list[Bytes], list[Bools]]]:
+        """The payloads of all ranks, by rank, and which chunks of each count: (chunks,), the same on all ranks; where
+        those of the heads do not, the round was skipped."""
+        assert self._policy is not None
+        outputs = [np.zeros(layout.nbytes, np.uint8) for layout in layouts]
+        task = self._group.gather_blocks(outputs, payload, layouts, self._policy, timeout_s=self._left())
+
+        def result() -> tuple[list[Bytes], list[Bools]]:
+            counted = [np.ones(layout.chunks, np.bool_) for layout in layouts]
+            for rank, chunks in task.result().uncounted.items():
+                counted[rank][chunks] = False
+            return outputs, counted
+
+        return self._ended(task, payload.nbytes, result)
 
     def gather(self, payload: Bytes) -> Awaitable[list[Bytes]]:
         """The payloads of all ranks, by rank; they are equally long on all of them."""

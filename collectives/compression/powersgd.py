@@ -45,6 +45,11 @@ class PowerSGD(Summed):
     start: int = arg("start", SEED, default=0)
     """Iterations before which all is sent as it is (torch's ``start_powerSGD_iter``, 1,000 there)."""
 
+    @property
+    def withholds(self) -> bool:
+        """What is beyond the rank."""
+        return True
+
     async def agree(self, job: Job, link: Link) -> None:
         """The basis of each matrix: P, summed over the ranks."""
         low = [part for part in job.bucket.parts if self._factors(job, part)]

@@ -6,7 +6,8 @@ Stochastic rounding. With L levels and a block's scale s, the step is s / L, and
 
 Two exchanges. ``gather``: each rank has scales of its own and all L = 2^(bits-1) - 1 levels; everybody gathers everybody's codes.
 ``sum``: ranks first agree on the largest scale of each block (MAX), then an all-reduce adds up the codes as they are. So that N
-codes fit a lane, L is 127 // N for int8, and 15 // 2N for int4, where two lanes share a byte and none may carry into the other.
+codes fit a lane, L is 127 // N for int8, and 7 // N for int4, where a byte is a + 16 b of two signed codes: its sum is that of
+their sums, which come apart again as long as they lie in -7..7. A contribution that is lost adds zero to both.
 ``auto`` takes the sum where that leaves at least ``LEAST_LEVELS``.
 
 Differences from QSGD: a block's scale is its largest magnitude, not its L2 norm, so that levels do not depend on the block's
@@ -25,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dblp.collectives.compression.base import Array, Gathered, Job, mean_of
+from dblp.collectives.compression.base import Array, Coded, Gathered, Job, mean_of, note_lost
 from dblp.collectives.compression.link import Bytes, Link
 from dblp.errors import ConfigError
 from dblp.transport.spec import FLAG, Kind, arg, choice
@@ -45,7 +46,7 @@ BLOCK = Kind(
 
 
 @dataclass(frozen=True, slots=True)
-class _Quantised(Gathered):
+class _Quantised(Coded):
     """Subclasses say how codes lie in bytes."""
 
     own_levels: ClassVar[int]
@@ -65,12 +66,12 @@ class _Quantised(Gathered):
         """L where the codes of so many ranks are added up."""
 
     @abstractmethod
-    def pack(self, codes: Codes, shift: int) -> Bytes:
-        """Codes in -L..L as bytes; ``shift``: L of a sum."""
+    def pack(self, codes: Codes) -> Bytes:
+        """Codes in -L..L as bytes."""
 
     @abstractmethod
-    def unpack(self, packed: Bytes, size: int, shift: int) -> Codes:
-        """Codes, or their sum; ``shift``: what ``pack`` has added to each, over all ranks."""
+    def unpack(self, packed: Bytes, size: int) -> Codes:
+        """Codes, or their sum, of bytes or of the sum of bytes."""
 
     def check(self, world_size: int) -> None:
         """A sum must leave a level."""
@@ -101,20 +102,23 @@ class _Quantised(Gathered):
             return Gathered.compress(self, job)
         if job.spoiled:
             return np.empty(0, np.uint8)
-        return self.pack(self._codes(job, self.sum_levels(job.world_size)), self.sum_levels(job.world_size))
+        return self.pack(self._codes(job, self.sum_levels(job.world_size)))
 
     async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
         """An all-reduce of the codes, or an all-gather."""
         if self.sums(job.world_size):
-            return link.collect(link.sum(self._lanes(sent)))
-        return link.gather(sent)
+            return link.collect(link.sum(sent.view(np.int8), lost=note_lost(job)))
+        return await Gathered.exchange(self, job, sent, link)
 
     def decompress(self, job: Job, received: list[Array]) -> Array:
         """The sum of the codes, times the step."""
-        if not self.sums(job.world_size) or job.spoiled:
+        if not self.sums(job.world_size):
             return Gathered.decompress(self, job, received)
         out = job.zeros()
-        self._add_sum(job, received[0], job.world_size, out)
+        if job.spoiled:
+            out.fill(np.nan)
+            return out
+        self._add_sum(job, received[0].view(np.uint8), out)
         return mean_of(out, job.world_size)
 
     def own_part(self, job: Job, sent: Array) -> Array:
@@ -122,41 +126,47 @@ class _Quantised(Gathered):
         if not self.sums(job.world_size) or job.spoiled:
             return Gathered.own_part(self, job, sent)
         out = job.zeros()
-        self._add_sum(job, sent, 1, out)
+        self._add_sum(job, sent, out)
+        return out
+
+    def uncounted(self, job: Job, sent: Array) -> Array | None:
+        """Codes that were not counted, times the step. Any sum of different ranks' codes fits their lane."""
+        if not self.sums(job.world_size):
+            return Gathered.uncounted(self, job, sent)
+        if "lost" not in job.notes or job.spoiled:
+            return None
+        out = job.zeros()
+        self._add_sum(job, job.notes["lost"].astype(np.int8).view(np.uint8), out)
         return out
 
     def encode(self, job: Job) -> Bytes:
         """Scales and codes."""
         scales: Array = job.notes["scales"]
-        codes = self.pack(self._codes(job, self.own_levels), 0)
+        codes = self.pack(self._codes(job, self.own_levels))
         return np.concatenate([scales.view(np.uint8), codes])
 
     def decode(self, job: Job, body: Bytes, rank: int, out: Array) -> None:
         """Codes times the rank's own steps."""
-        scale_bytes = _rows(job.bucket.size, self.block) * job.memory.dtype.itemsize
+        scale_bytes = self.head_bytes(job)
         scales = body[:scale_bytes].view(job.memory.dtype)
-        codes = self.unpack(body[scale_bytes:], job.bucket.size, 0)
+        codes = self.unpack(body[scale_bytes:], job.bucket.size)
         _add_scaled(out, codes, scales / self.own_levels, self.block)
 
     def room(self, job: Job) -> int:
         """Scales and codes of all elements."""
-        scales = _rows(job.bucket.size, self.block) * job.memory.dtype.itemsize
-        return scales + self.code_bytes(job.bucket.size)
+        return self.head_bytes(job) + -(-job.bucket.size * self.code_bits // 8)
+
+    def head_bytes(self, job: Job) -> int:
+        """The scales."""
+        return _rows(job.bucket.size, self.block) * job.memory.dtype.itemsize
 
     def most(self, job: Job) -> int:
         """The same."""
         return self.room(job)
 
-    @abstractmethod
-    def code_bytes(self, size: int) -> int:
-        """Bytes of so many codes."""
-
-    def _lanes(self, packed: Bytes) -> Array:
-        return packed
-
-    def _add_sum(self, job: Job, lanes: Array, ranks: int, out: Array) -> None:
+    def _add_sum(self, job: Job, lanes: Bytes, out: Array) -> None:
         levels = self.sum_levels(job.world_size)
-        codes = self.unpack(lanes, job.bucket.size, ranks * levels)
+        codes = self.unpack(lanes, job.bucket.size)
         _add_scaled(out, codes, job.notes["scales"] / levels, self.block)
 
     def _codes(self, job: Job, levels: int) -> Codes:
@@ -186,25 +196,19 @@ class Int8(_Quantised):
 
     name: ClassVar[str] = "int8"
     own_levels: ClassVar[int] = 127
+    code_bits: ClassVar[int] = 8
 
     def sum_levels(self, ranks: int) -> int:
         """Sums lie in -127..127."""
         return 127 // ranks
 
-    def code_bytes(self, size: int) -> int:
-        """One each."""
-        return size
-
-    def pack(self, codes: Codes, shift: int) -> Bytes:
+    def pack(self, codes: Codes) -> Bytes:
         """As int8."""
         return codes.astype(np.int8).view(np.uint8)
 
-    def unpack(self, packed: Bytes, size: int, shift: int) -> Codes:
-        """Sign included, so ``shift`` is of no use."""
+    def unpack(self, packed: Bytes, size: int) -> Codes:
+        """From int8."""
         return packed[:size].view(np.int8).astype(np.int16)
-
-    def _lanes(self, packed: Bytes) -> Array:
-        return packed.view(np.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,27 +217,26 @@ class Int4(_Quantised):
 
     name: ClassVar[str] = "int4"
     own_levels: ClassVar[int] = 7
+    code_bits: ClassVar[int] = 4
 
     def sum_levels(self, ranks: int) -> int:
-        """Sums of codes from 0 on lie in 0..15."""
-        return 15 // (2 * ranks)
+        """Sums lie in -7..7."""
+        return 7 // ranks
 
-    def code_bytes(self, size: int) -> int:
-        """Half a byte each."""
-        return -(-size // 2)
-
-    def pack(self, codes: Codes, shift: int) -> Bytes:
-        """From 0 on: own codes lie in 1..15 then, those of a sum in 0..2L."""
-        padded = np.zeros(codes.size + codes.size % 2, np.uint8)
-        padded[: codes.size] = codes + (shift or 8)
-        packed: Bytes = padded[::2] | padded[1::2] << np.uint8(4)
+    def pack(self, codes: Codes) -> Bytes:
+        """a + 16 b of two codes, as int8: in -119..119."""
+        padded = np.zeros(codes.size + codes.size % 2, np.int8)
+        padded[: codes.size] = codes
+        packed: Bytes = (padded[::2] + np.int8(16) * padded[1::2]).view(np.uint8)
         return packed
 
-    def unpack(self, packed: Bytes, size: int, shift: int) -> Codes:
-        """Both halves of each byte."""
+    def unpack(self, packed: Bytes, size: int) -> Codes:
+        """a is the low half with its sign, b what is left of the byte without it."""
         codes = np.empty((packed.size, 2), np.int16)
-        codes[:, 0], codes[:, 1] = packed & 15, packed >> 4
-        return codes.reshape(-1)[:size] - (shift or 8)
+        both = packed.view(np.int8).astype(np.int16)
+        codes[:, 0] = ((both + 8) & 15) - 8
+        codes[:, 1] = (both - codes[:, 0]) >> 4
+        return codes.reshape(-1)[:size]
 
 
 def _rows(size: int, block: int) -> int:

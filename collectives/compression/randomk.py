@@ -21,6 +21,11 @@ class RandomK(Summed):
     ratio: float = arg("ratio", RATIO)
     """Share of a bucket's elements that is sent."""
 
+    @property
+    def withholds(self) -> bool:
+        """What is not drawn."""
+        return True
+
     def lanes(self, job: Job) -> tuple[int, str]:
         """The values, in the residual's type."""
         return share_of(job.bucket.size, self.ratio), job.memory.dtype.name

@@ -15,6 +15,7 @@ from dblp.collectives.compression.powersgd import PowerSGD
 from dblp.collectives.compression.quantise import Int4, Int8
 from dblp.collectives.compression.randomk import RandomK
 from dblp.collectives.compression.redsync import RedSync
+from dblp.collectives.compression.shares import Joint
 from dblp.collectives.compression.sign import Sign
 from dblp.collectives.compression.threshold import Threshold
 from dblp.collectives.compression.topk import TopK
@@ -25,7 +26,7 @@ METHODS: Mapping[str, type[Method]] = {
     for method in (
         *(Dense, TopK, RedSync, RandomK, Threshold),
         *(Float16, BFloat16, Int8, Int4, Sign),
-        *(PowerSGD, DGC, Accordion, GraVAC, NetSense),
+        *(PowerSGD, DGC, Accordion, Joint, GraVAC, NetSense),
     )
 }
 """All methods by name."""

@@ -9,20 +9,24 @@ is not held up; the default runs them at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from dblp.collectives.carry import NOTHING, Account
 from dblp.collectives.compression.base import Array, Bucket, Job, Method, narrowed, widened
+from dblp.collectives.compression.curve import energy_curve
 from dblp.collectives.compression.link import Link
+from dblp.collectives.compression.lossy import account, check_lossy, split_lost
 from dblp.collectives.compression.memory import Memory, MemoryStore
 from dblp.collectives.group import Group
 from dblp.collectives.phases import Phases
-from dblp.collectives.reduction import dtype_of
+from dblp.collectives.reduction import DTYPES, dtype_of, energy
 from dblp.collectives.report import Report
 from dblp.errors import ConfigError, UnsupportedError
+from dblp.transport.policy import Policy
 
 T = TypeVar("T")
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -56,6 +60,20 @@ async def _at_once(step: Callable[[], T]) -> T:
     return step()
 
 
+@dataclass(slots=True)
+class Books:
+    """What became of one round's values, on this rank."""
+
+    energy: float = 0.0
+    """Sum of squares of gradient and residual."""
+    withheld: float = 0.0
+    curves: bool = False
+    """A controller wants the curve."""
+    curve: tuple[float, ...] = ()
+    carried: Account = NOTHING
+    discarded: Account = NOTHING
+
+
 class Compression:
     """A method, and what it keeps of a model's buckets."""
 
@@ -63,6 +81,8 @@ class Compression:
         """``seed``: of all random choices, the same on all ranks."""
         self.method = method
         self.totals = Totals()
+        self.on_discard: Callable[[Array], None] | None = None
+        """Told what each round under a loss policy discards, (size,)."""
         self._seed = seed
         self._offload = offload
         self._memories = MemoryStore()
@@ -94,18 +114,29 @@ class Compression:
         iteration: int = 0,
         phases: Phases | None = None,
         dtype: str | None = None,
+        policy: Policy | None = None,
+        weigh: bool = False,
+        ratio: float | None = None,
     ) -> Report:
         """Average ``gradient`` (1-D, contiguous, the bucket's size) over the group, compressed, in place; all ranks call it for
         the same buckets in the same order, with nothing else on the group. ``iteration``: backward passes before this one;
         ``phases``: of the training, the same on all ranks (critical); ``dtype``: as in ``Group.all_reduce``.
+        ``policy``: what the round may lose (``lossy.py``); ``weigh``: measure ``Report.energy_withheld`` without one, too, and
+        ``Report.energy_curve``; ``ratio``: the share of elements to send, for methods that follow a controller.
 
         Raises ConfigError and UnsupportedError for a gradient or a group that does not fit, which costs nothing. Raises what the
         group's rounds raise, and MismatchError for a peer's payload that makes no sense: then the group has failed.
         """
+        if policy is not None:
+            check_lossy(policy, self.method.name, group.world_size)
         job = self._job(group, gradient, bucket, iteration, dtype)
         job.phases = job.phases if phases is None else phases
+        if policy is not None and policy.lossy and group.world_size > 1:
+            job.lossy = policy
+        job.ratio = ratio
+        books = Books(curves=weigh) if weigh or job.lossy is not None else None
         try:
-            return await self._run(job, Link(group, timeout_s))
+            return await self._run(job, Link(group, timeout_s, job.lossy), books)
         except Exception as error:
             group.fail(error)  # peers may not have seen it: they need not wait for their deadlines
             raise
@@ -113,25 +144,52 @@ class Compression:
             job.memory.busy = False
             self.method.ended(job)
 
-    async def _run(self, job: Job, link: Link) -> Report:
+    async def _run(self, job: Job, link: Link, books: Books | None) -> Report:
         method = self.method
         async with self._turn:
-            await self._offload(lambda: self._begin(job))
+            await self._offload(lambda: self._begin(job, books))
             await method.agree(job, link)
             sent = await self._offload(lambda: method.compress(job))
             coming = await method.exchange(job, sent, link)
         received = await coming
-        await self._offload(lambda: self._end(job, received))
+        await self._offload(lambda: self._end(job, sent, received, books))
         self._count(job, link)
-        return self._report(job, link)
+        return self._report(job, link, books or Books())
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, books: Books | None) -> None:
         self.method.begin(job, widened(job.gradient, job.kind, job.memory.dtype))
+        if books is not None:
+            books.energy = energy(job.values, DTYPES[job.values.dtype.name])
+            books.curve = energy_curve(job.bucket, job.values) if books.curves else ()
 
-    def _end(self, job: Job, received: list[Array]) -> None:
+    def _end(self, job: Job, sent: Array, received: list[Array], books: Books | None) -> None:
         average = self.method.decompress(job, received)
         if average is not job.gradient:
             job.gradient[...] = narrowed(average, job.kind)
+        if job.lossy is not None and books is not None:
+            self._take_back(job, job.lossy, sent, books)
+        if books is not None:
+            held = energy(job.values, DTYPES[job.values.dtype.name])
+            books.withheld = min(held / books.energy, 1.0) if books.energy > 0.0 else 0.0
+
+    def _take_back(self, job: Job, policy: Policy, sent: Array, books: Books) -> None:
+        """What was not counted joins the residual; what that is and what is dropped goes into the books."""
+        method, memory = self.method, job.memory
+        keeps = memory.residual is not None
+        lost = method.uncounted(job, sent)
+        kept = dropped = None
+        if lost is not None:
+            kept, dropped = split_lost(lost, policy, keeps=keeps, withholds=method.withholds)
+        if kept is not None and memory.residual is not None:
+            memory.residual += kept
+        books.discarded = account(dropped)
+        if dropped is not None and self.on_discard is not None:
+            self.on_discard(dropped)
+        if not keeps and method.withholds:
+            books.discarded += account(job.values)
+            if self.on_discard is not None:
+                self.on_discard(job.values)
+        books.carried = account(memory.residual)
 
     def _job(self, group: Group, gradient: Array, bucket: Bucket, iteration: int, dtype: str | None) -> Job:
         kind = dtype_of(gradient, dtype)
@@ -162,6 +220,7 @@ class Compression:
             seed=self._seed,
             factors=self._factors,
             measured=self._measured,
+            max_chunk_bytes=group.max_chunk_bytes,
         )
 
     def _count(self, job: Job, link: Link) -> None:
@@ -175,9 +234,10 @@ class Compression:
             wire_bytes=totals.wire_bytes + sum(report.bytes_sent for report in link.reports),
         )
 
-    def _report(self, job: Job, link: Link) -> Report:
+    def _report(self, job: Job, link: Link, books: Books) -> Report:
         """The rounds of one bucket as one."""
         last = link.reports[-1]
+        bounded = [report for report in link.reports if report.bounded_chunks]
         counts = ("chunks_sent", "chunks_resent", "chunks_received", "chunks_duplicate", "bytes_sent")
         return replace(
             last,
@@ -187,6 +247,17 @@ class Compression:
             reason=f"compression {self.method}",
             nbytes=job.gradient.nbytes,
             duration_s=link.elapsed_s,
+            missing=_missing(bounded),
+            bounded_chunks=sum(report.bounded_chunks for report in bounded),
+            energy_lost=job.notes.get("energy_lost", _energy_lost(bounded)),
+            filled_chunks=sum(report.filled_chunks for report in link.reports),
+            budget=job.lossy.budget if job.lossy is not None else 0.0,
+            skipped=any(report.skipped for report in link.reports),
+            carries=job.lossy is not None and job.memory.residual is not None,
+            carried=books.carried,
+            discarded=books.discarded,
+            energy_withheld=books.withheld,
+            energy_curve=books.curve,
         )
 
     # checkpoints
@@ -229,3 +300,20 @@ class Compression:
         self._rounds, self._epoch, self._seed = counts
         self._memories, self._factors, self.totals = memories, factors, totals
         self._measured.clear()
+
+
+def _missing(reports: Sequence[Report]) -> dict[int, Any]:
+    """By peer, the missing chunks of all rounds, counted on from round to round."""
+    found: dict[int, list[Any]] = {}
+    low = 0
+    for report in reports:
+        for peer, chunks in report.missing.items():
+            found.setdefault(peer, []).append(chunks + low)
+        low += report.bounded_chunks
+    return {peer: np.concatenate(chunks) for peer, chunks in found.items()}
+
+
+def _energy_lost(reports: Sequence[Report]) -> float:
+    """The mean share, weighed by chunks."""
+    chunks = sum(report.bounded_chunks for report in reports)
+    return sum(report.energy_lost * report.bounded_chunks for report in reports) / chunks if chunks else 0.0

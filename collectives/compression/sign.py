@@ -7,22 +7,27 @@ from typing import ClassVar
 
 import numpy as np
 
-from dblp.collectives.compression.base import Array, Gathered, Job
+from dblp.collectives.compression.base import Array, Coded, Job
 from dblp.collectives.compression.link import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Sign(Gathered):
+class Sign(Coded):
     """Each parameter's gradient becomes its signs times its mean magnitude; a zero counts as positive.
 
     The residual is what makes it converge, so it cannot be switched off. Ranks' parts are averaged, not put to the vote.
     """
 
     name: ClassVar[str] = "sign"
+    code_bits: ClassVar[int] = 1
 
     def room(self, job: Job) -> int:
         """A mean for each parameter, a bit for each element."""
-        return len(job.bucket.parts) * job.memory.dtype.itemsize + -(-job.bucket.size // 8)
+        return self.head_bytes(job) + -(-job.bucket.size // 8)
+
+    def head_bytes(self, job: Job) -> int:
+        """The means."""
+        return len(job.bucket.parts) * job.memory.dtype.itemsize
 
     def most(self, job: Job) -> int:
         """The same."""
@@ -43,7 +48,7 @@ class Sign(Gathered):
 
     def decode(self, job: Job, body: Bytes, rank: int, out: Array) -> None:
         """Signs times means."""
-        used = len(job.bucket.parts) * job.memory.dtype.itemsize
+        used = self.head_bytes(job)
         positive = np.unpackbits(body[used:], count=job.bucket.size).view(np.bool_)
         out += self._spread(job, body[:used].view(job.memory.dtype), positive)
 

@@ -24,6 +24,8 @@ from dblp.collectives.compression.base import Bucket, Method, Part
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression, Totals
+from dblp.collectives.compression.shares import Joint
+from dblp.collectives.joint import JointController
 from dblp.collectives.phases import Phases
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
@@ -92,9 +94,16 @@ class ModelCompression:
         self._compression.epoch(number)
 
     def start(
-        self, bucket: GradBucket, layout: BucketLayout, iteration: int, phases: Phases | None
+        self,
+        bucket: GradBucket,
+        layout: BucketLayout,
+        iteration: int,
+        phases: Phases | None,
+        policy: Policy,
+        ratio: float | None = None,
     ) -> DblpWork:
-        """Start the round of a bucket, which is averaged in place."""
+        """Start the round of a bucket under ``policy``; it is averaged in place. ``ratio``: of a controller that decides it,
+        which is told the gradient's energies."""
         parts = self._parts.of(bucket, layout)
 
         def reduce(array: npt.NDArray[Any], dtype: str | None, timeout_s: float) -> Awaitable[Report]:
@@ -106,6 +115,9 @@ class ModelCompression:
                 iteration=iteration,
                 phases=phases,
                 dtype=dtype,
+                policy=policy,
+                ratio=ratio,
+                weigh=ratio is not None,
             )
 
         return self._pg.allreduce_compressed(bucket.buffer(), reduce)
@@ -146,25 +158,17 @@ def method_of(compression: str | Method) -> Method:
 
 
 def controller_of(
-    method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None
+    method: Method, budget: BudgetController | None, optimizer: torch.optim.Optimizer | None, policy: Policy
 ) -> BudgetController | None:
-    """The controller whose phases a method follows: ``budget``, or its own. Raises ConfigError for one that nothing follows."""
-    if isinstance(method, Accordion):
-        return method.controller(learning_rate=optimizer is not None) if budget is None else budget
-    if budget is not None:
+    """The controller of a method's phases and of its rounds' budgets: ``budget``, or the method's own under ``policy``. Raises
+    ConfigError for a controller that it does not follow."""
+    if budget is None and isinstance(method, Accordion):
+        return method.controller(learning_rate=optimizer is not None, budget=policy.budget)
+    if isinstance(budget, JointController) and not isinstance(method, Joint):
         raise ConfigError(
-            f"budget= with compression {method.name!r}: its rounds are exact and have no budgets"
+            f"a JointController with compression {method.name!r}: it decides the ratio of 'joint'"
         )
-    return None
-
-
-def check_compressed(method: Method, policy: Policy) -> None:
-    """Raise ConfigError for a policy that does not go with compression."""
-    if policy.lossy or policy.hadamard:
-        raise ConfigError(
-            f"compression {method.name!r} runs over exact rounds: use policy=dblp.Exact() with it, or no compression with a "
-            "loss budget"
-        )
+    return budget
 
 
 def check_real(module: torch.nn.Module) -> None:

@@ -40,6 +40,8 @@ from dblp.collectives.algorithms import check_policy
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.compression.base import Method
+from dblp.collectives.compression.lossy import check_lossy
+from dblp.collectives.joint import JointController
 from dblp.collectives.phases import Needs, Phase, Phases
 from dblp.collectives.presets import Preset, preset
 from dblp.collectives.priority import Priority
@@ -50,7 +52,6 @@ from dblp.collectives.torch.carries import Carries
 from dblp.collectives.torch.checkpoint import RANKS, share_of
 from dblp.collectives.torch.compression import (
     ModelCompression,
-    check_compressed,
     check_optimizer,
     controller_of,
     method_of,
@@ -115,7 +116,7 @@ class Attachment:
     def policy(self, policy: Policy) -> None:
         checked = self._check(policy)
         if self.compression is not None:
-            check_compressed(self.compression.method, checked)
+            _check_lossy(self.compression.method, checked, self._group, self._budget)
         self._policy = checked
 
     @property
@@ -222,6 +223,8 @@ class Attachment:
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
             raise ConfigError(f"{has} has a budget controller, {lacks} none: resume with what was saved")
         self._check(policy)
+        if self.compression is not None:
+            _check_lossy(self.compression.method, policy, self._group, self._budget)
         if (compression is None) != (self.compression is None):
             has, lacks = ("the state", "attach was given") if compression else ("attach", "the state has")
             raise ConfigError(f"{has} has a compression, {lacks} none: resume with what was saved")
@@ -248,7 +251,8 @@ class Attachment:
         layout, policy = self._layouts.of(bucket), self._policy
         if self._budget is not None:
             policy = self._budget.policy(policy, layout.names)
-        carry = self._carries.of(bucket.buffer(), layout, policy)
+        # A compression has one residual, its method's, which what was lost joins.
+        carry = None if self.compression is not None else self._carries.of(bucket.buffer(), layout, policy)
         self._running.launch(bucket.is_last())
         return self._running, layout, policy, carry
 
@@ -349,7 +353,7 @@ def attach(
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
     detectors find the learning rate. ``history``: reports to keep. ``compression``: a method, or a string such as
-    ``"topk(ratio=0.01)"`` (docs/compression.md), over exact rounds. A model that ``fully_shard`` has sharded (FSDP2) gets bounded
+    ``"topk(ratio=0.01)"`` (docs/compression.md). A model that ``fully_shard`` has sharded (FSDP2) gets bounded
     reduce-scatters (``sharded.py``). Raises UnsupportedError if the model is neither that nor wrapped in
     DistributedDataParallel, if its process group is not of the backend "dblp", or if the policy's algorithm can't do what the
     policy asks for; ConfigError for what is no policy, controller, optimizer, algorithm or number of reports, for a model with
@@ -380,11 +384,15 @@ def attach(
     check_others(model, optimizer, history)
     checked = _checked(policy if policy is not None else Policy(), group, budget)
     compressing = None
+    if compression is None and isinstance(budget, JointController):
+        raise ConfigError(
+            "a JointController without compression: give compression='joint', whose ratio it decides"
+        )
     if compression is not None:
         method = method_of(compression)
-        check_compressed(method, checked)
         check_optimizer(method, optimizer)
-        budget = controller_of(method, budget, optimizer)
+        budget = controller_of(method, budget, optimizer, checked)
+        _check_lossy(method, checked, group, budget)
         compressing = ModelCompression(group, method, model.module)
     attachment = Attachment(model, group, checked, budget, optimizer, history, compressing)
     model.register_comm_hook(attachment, _hook)
@@ -426,7 +434,9 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     seed = state.rotate(bucket.buffer(), policy)
     if state.compression is not None:
         iteration.measure(bucket.buffer(), layout)  # what is delivered has a norm of the compression's making
-        work = state.compression.start(bucket, layout, state._iterations - 1, state.phases)
+        ratio = state.budget.ratio if isinstance(state.budget, JointController) else None
+        number = state._iterations - 1
+        work = state.compression.start(bucket, layout, number, state.phases, policy, ratio)
     else:
         priority = state.priority_of(layout, policy)
         work = state._group.allreduce_lossy(bucket.buffer(), policy, carry=carry, priority=priority)
@@ -457,6 +467,15 @@ def _check_algorithm(policy: Policy, group: DblpProcessGroup, budget: BudgetCont
     check_policy(policy, group.size())
     if budget is not None:
         check_policy(budget.loosest(policy), group.size())
+
+
+def _check_lossy(
+    method: Method, policy: Policy, group: DblpProcessGroup, budget: BudgetController | None
+) -> None:
+    """Refuse a policy that compressed rounds cannot keep, now and whatever a controller makes of it."""
+    check_lossy(policy, method.name, group.size())
+    if budget is not None:
+        check_lossy(budget.loosest(policy), method.name, group.size())
 
 
 def check_others(model: torch.nn.Module, optimizer: object, history: object) -> None:

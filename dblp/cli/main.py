@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from dblp.cli.bench.burst import burst
 from dblp.cli.bench.command import allreduce
+from dblp.cli.bench.compression import compression
 from dblp.cli.doctor import doctor
 from dblp.cli.lab.command import lab
 from dblp.cli.pcap import pcap
@@ -39,6 +40,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure dblp against other transports, in one run.", no_args_is_help=True)
 bench.command()(allreduce)
 bench.command()(burst)
+bench.command()(compression)
 bench.callback()(lambda: None)
 app.command()(train)
 app.add_typer(bench, name="bench")

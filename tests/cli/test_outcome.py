@@ -10,11 +10,12 @@ from dblp.cli.host import document, write_json
 from dblp.cli.launch import WorkerError
 from dblp.cli.train.figures import _by_arm, draw
 from dblp.cli.train.outcome import Collector, combine
-from dblp.cli.train.policies import ARMS, method_of, parse_compressions, policy_of
+from dblp.cli.train.policies import ARMS, is_bounded, method_of, parse_compressions, policy_of
 from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.presets import presets
-from dblp.errors import LocalError
+from dblp.errors import ConfigError, LocalError
+from dblp.transport.policy import Stop
 
 TRAFFIC = {
     "datagrams_offered": 1000, "datagrams_lost": 150, "chunks_sent": 800, "chunks_resent": 80,
@@ -184,6 +185,17 @@ def test_json_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match="--json"):
         write_json(tmp_path / "file" / "x.json", {})
+
+
+def test_compression_runs_over_a_policy_by_name():
+    (arm,) = parse_compressions("topk(ratio=0.01)   over  bounded")
+    assert arm == "topk(ratio=0.01) over bounded" and method_of(arm) == method_of("topk(ratio=0.01)")
+    made = policy_of(arm, 0.2, "eager")
+    assert made is not None and made.policy.budget == 0.2 and made.policy.stop is Stop.EAGER
+    assert is_bounded(arm) and is_bounded("dblp-bounded") and not is_bounded("topk(ratio=0.01)")
+    for text, words in [("topk(0.1) over there", "no policy 'there'"), ("zip over bounded", "'zip' is no")]:
+        with pytest.raises(ConfigError, match=words):
+            parse_compressions(text)
 
 
 def test_compression_is_an_arm_and_tells_its_sizes():

@@ -14,7 +14,20 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dblp import Bounded, BudgetController, Budgets, Exact, NormChange, TransportConfig, attach
+from dblp import (
+    Bounded,
+    BudgetController,
+    Budgets,
+    Carry,
+    Exact,
+    Interval,
+    JointController,
+    Manual,
+    NormChange,
+    Policy,
+    TransportConfig,
+    attach,
+)
 from dblp.collectives.compression.base import Bucket, Job, Part
 from dblp.collectives.compression.memory import Memory
 from dblp.collectives.compression.powersgd import PowerSGD
@@ -32,6 +45,7 @@ _TEXTS = {
     "dgc": "dgc(0.05,indices=delta)",
 }
 
+_AGES = Carry(bound="age", limit=2)
 _MORE_TYPES = {"topk": (torch.float64, torch.bfloat16), "int8": (torch.float16,), "dgc": (torch.float64,)}
 
 
@@ -47,14 +61,14 @@ class _Net(torch.nn.Module):
         return sum((self.get_parameter(name) * factor).sum() for name, factor in factors.items())
 
 
-def _init(rank, world_size, folder, seconds=20):
+def _init(rank, world_size, folder, seconds=20, impair="loss(0.01),seed(5)"):
     dist.init_process_group(
         "dblp",
         store=dist.FileStore(f"{folder}/store", world_size),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=seconds),
-        pg_options=TransportConfig(impair="loss(0.01),seed(5)"),
+        pg_options=TransportConfig(impair=impair),
     )
 
 
@@ -127,6 +141,51 @@ def _check_gap(name, dtype, gap, withheld):
         assert worst < 0.5, (name, dtype, worst)
 
 
+def compressed_under_a_policy(rank, world_size, folder):
+    """Every method under a loss policy, on sockets that lose: replicas identical, and what is not delivered is withheld, while
+    DDP makes its buckets anew; there is no second carry; a controller moves the budget."""
+    _init(rank, world_size, folder, impair="loss(0.1),seed(7)")
+    policy, missing = Bounded(0.4, carry=Carry(bound="none")), 0
+    for name in METHODS:
+        attachment = attach(model := _model(), policy, compression=_TEXTS.get(name, name))
+        gap = torch.zeros(sum(int(np.prod(shape)) for shape in _SIZES.values()), dtype=torch.float64)
+        for number in range(3):
+            own, averages = _iterate(model, rank, number)
+            _assert_equal_everywhere(averages)
+            gap += own - averages
+        _check_gap(name, torch.float32, gap, _withheld(attachment))
+        assert not attachment.state_dict()["carry"]["parameters"]
+        assert all(report.budget == 0.4 for report in attachment.reports)
+        missing += attachment.summary.missing_chunks
+    total = torch.tensor(missing)
+    dist.all_reduce(total)
+    assert total > 0, "a network that loses a tenth"
+    controller = BudgetController(NormChange(), Budgets(low=0.1, high=0.3), interval=Interval(iterations=1))
+    attachment = attach(model := _model(), Bounded(0.2), compression="topk(0.2)", budget=controller)
+    for _ in range(3):
+        _iterate(model, rank, 7)
+    assert [report.budget for report in attachment.reports][:: len(attachment.reports) - 1] == [0.1, 0.3]
+    _joint(rank)
+    dist.destroy_process_group()
+
+
+def _joint(rank):
+    """A controller of budget and ratio: all at first, then less, the same on all ranks, and through a checkpoint."""
+    joint = JointController(Manual("tolerant"), interval=Interval(iterations=1), check=Interval(iterations=1))
+    attachment = attach(model := _model(), Bounded(0.2), compression="joint", budget=joint)
+    for _ in range(4):
+        _, averages = _iterate(model, rank, 7)
+        _assert_equal_everywhere(averages)
+    assert joint.choice.ratio <= 1.0 and joint.predicted_s is not None
+    other = JointController(Manual("tolerant"), interval=Interval(iterations=1), check=Interval(iterations=1))
+    resumed = attach(_model(), Bounded(0.2), compression="joint", budget=other)
+    resumed.load_state_dict(_through_a_file(attachment.state_dict()))
+    assert other.choice == joint.choice
+    for words, options in [("decides the ratio", {"compression": "topk(0.1)"}), ("without compression", {})]:
+        free = JointController(Manual())
+        _refused(ConfigError, words, lambda: attach(_model(), budget=free, **options))  # noqa: B023
+
+
 def compression_saved(rank, world_size, folder):
     """A run that was saved and loaded goes on as the one that was not, though its buckets are still the first ones."""
     _init(rank, world_size, folder)
@@ -192,7 +251,7 @@ def compression_refused(rank, world_size, folder):
     for words, call in [
         ("'zip' is no compression method", lambda: attach(_model(), compression="zip")),
         ("compression=0.1", lambda: attach(_model(), compression=0.1)),
-        ("exact rounds", lambda: attach(_model(), Bounded(0.1), compression="fp16")),
+        ("bounded by 'age'", lambda: attach(_model(), Bounded(0.1, carry=_AGES), compression="fp16")),
         ("momentum=0", lambda: attach(_model(), compression="dgc", optimizer=sgd)),
     ]:
         _refused(ConfigError, words, call)
@@ -204,12 +263,15 @@ def compression_refused(rank, world_size, folder):
     model = _model()
     attachment = attach(model, Exact(), compression="topk(0.1)")
 
-    def bounded():
-        attachment.policy = Bounded(0.1)
+    def relaxed():
+        attachment.policy = Bounded(0.1, consistency="relaxed")
 
-    _refused(ConfigError, "exact rounds", bounded)
+    _refused(ConfigError, "'topk' with this policy: consistency='relaxed'", relaxed)
     controller = BudgetController(NormChange(), Budgets(low=0.0, high=0.1))
-    _refused(ConfigError, "have no budgets", lambda: attach(_model(), compression="fp16", budget=controller))
+    rotated = Policy(hadamard=True)
+    _refused(
+        ConfigError, "hadamard", lambda: attach(_model(), rotated, compression="fp16", budget=controller)
+    )
     assert attachment.policy == Exact()
     ones = {name: torch.ones(shape) for name, shape in _SIZES.items()}
     ones["first"][3, 4] = torch.nan if rank else 1.0

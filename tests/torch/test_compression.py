@@ -9,6 +9,7 @@ import pytest
     "scenario",
     [
         "compressed",
+        "compressed_under_a_policy",
         "compression_saved",
         "compression_refused",
         "compression_kinds_of_ddp",
@@ -17,7 +18,7 @@ import pytest
     ],
 )
 def test_compression(ranks, scenario):
-    ranks(scenario, 2)
+    ranks(scenario, 2, timeout_s=180)
 
 
 @pytest.mark.processes

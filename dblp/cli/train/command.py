@@ -17,6 +17,7 @@ from dblp.cli.train.policies import (
     GLOO,
     POLICIES,
     arm_of,
+    is_bounded,
     known_arms,
     parse_compressions,
 )
@@ -38,7 +39,7 @@ def train(
     compression: Annotated[
         str,
         typer.Option(
-            help="Compare also these compression methods, over exact rounds: 'topk(ratio=0.01); gloo:dgc' (docs/compression.md)."
+            help="Compare also these compression methods: 'topk(ratio=0.01); dgc over bounded; gloo:dgc' (docs/compression.md)."
         ),
     ] = "",
     ranks: Annotated[int, typer.Option(help="Local workers.")] = 4,
@@ -163,13 +164,17 @@ def _headline(plan: TrainPlan, samples: int) -> str:
         f"[bold]dblp train[/]: {plan.model} on {plan.data} ({samples} samples), {plan.ranks} ranks,"
         f" {plan.epochs} epochs, batch {plan.batch}, {plan.optimizer} at {plan.lr:g}\n"
         f"dblp arms under {plan.impair or 'no impairment'}"
-        + (f"\n{BOUNDED}: budget {plan.budget:.0%}, stop rule {plan.stop}" if BOUNDED in plan.arms else "")
+        + (
+            f"\n{BOUNDED}: budget {plan.budget:.0%}, stop rule {plan.stop}"
+            if any(map(is_bounded, plan.arms))
+            else ""
+        )
     )
 
 
 def _caption(plan: TrainPlan) -> str:
     seeds = f"{len(plan.seeds)} seed" + "s" * (len(plan.seeds) > 1)
-    budget = f", budget {plan.budget:.0%}" if BOUNDED in plan.arms else ""
+    budget = f", budget {plan.budget:.0%}" if any(map(is_bounded, plan.arms)) else ""
     return (
         f"{plan.model} on {plan.data}, {plan.ranks} ranks, {seeds}."
         f" dblp arms under {plan.impair or 'no impairment'}{budget};"

@@ -1,7 +1,8 @@
 """The arms of ``dblp train``: gloo, dblp under policies by name, and dblp with compressed gradients.
 
 A named policy is one entry of ``POLICIES``; its arm has its name, but for the two that every comparison starts from. An arm with
-compression is called by the string that names the method, with ``gloo:`` before it where it runs over gloo.
+compression is called by the string that names the method: with ``gloo:`` before it where it runs over gloo, and ``METHOD over POLICY``
+where its rounds may lose something.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.presets import Preset, preset, presets
+from dblp.errors import ConfigError
 from dblp.transport.policy import Bounded
 
 GLOO, EXACT, BOUNDED = "gloo", "dblp-exact", "dblp-bounded"
@@ -44,21 +46,43 @@ def known_arms() -> tuple[str, ...]:
 
 
 def parse_compressions(text: str) -> list[str]:
-    """Arms of compression methods, from ``"topk(ratio=0.01); dgc; gloo:dgc"``; raises ConfigError for what is none."""
-    arms = [part.strip() for part in text.split(";")] if text.strip() else []
+    """Arms of compression methods, from ``"topk(0.01); dgc over bounded; gloo:dgc"``; raises ConfigError for what is none."""
+    arms = [" ".join(part.split()) for part in text.split(";")] if text.strip() else []
     for arm in arms:
-        parse_compression(arm.removeprefix(OVER_GLOO))
+        method, policy = _method_and_policy(arm.removeprefix(OVER_GLOO))
+        parse_compression(method)
+        if arm.startswith(OVER_GLOO) and policy != "exact":
+            raise ConfigError(f"--compression {arm!r}: gloo loses nothing, leave out the policy")
+        if policy not in POLICIES:
+            raise ConfigError(
+                f"--compression {arm!r}: no policy {policy!r} to run over; known are {', '.join(POLICIES)}"
+            )
     return arms
+
+
+def _method_and_policy(arm: str) -> tuple[str, str]:
+    """The strings of an arm with compression."""
+    method, over, policy = arm.partition(" over ")
+    return method, policy.strip() if over else "exact"
+
+
+def is_bounded(arm: str) -> bool:
+    """True if ``--budget`` and ``--policy-stop`` are for this arm."""
+    return arm == BOUNDED or (arm not in known_arms() and _method_and_policy(arm)[1] == "bounded")
 
 
 def method_of(arm: str) -> Method | None:
     """The compression of an arm; None where there is none."""
-    return None if arm in known_arms() else parse_compression(arm.removeprefix(OVER_GLOO))
+    return (
+        None if arm in known_arms() else parse_compression(_method_and_policy(arm.removeprefix(OVER_GLOO))[0])
+    )
 
 
 def policy_of(arm: str, budget: float, stop: str) -> Preset | None:
     """The policy of an arm, with what it asks of the transport; None for gloo. Raises ConfigError for a budget or stop rule
     that is none."""
     if arm not in known_arms():
-        return None if arm.startswith(OVER_GLOO) else preset("exact")
+        if arm.startswith(OVER_GLOO):
+            return None
+        arm = arm_of(_method_and_policy(arm)[1])
     return next((make(budget, stop) for name, make in POLICIES.items() if arm_of(name) == arm), None)

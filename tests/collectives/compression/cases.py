@@ -45,6 +45,7 @@ TEXTS = [
     "gravac(compressor=redsync,epsilon=1,window=1,values=fp16,indices=delta)",
     "netsense",
     "netsense(indices=delta)",
+    "joint(0.05)",
 ]
 """Every method, with every way to code or exchange what it sends."""
 SHAPES: list[list[tuple[int, ...]]] = [
