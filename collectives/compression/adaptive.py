@@ -29,6 +29,7 @@ class Adaptive(Sparse):
     """
 
     __slots__ = ()
+    exact_only: ClassVar[str] = "it decides from what exact rounds took and kept; use policy=dblp.Exact()"
     op: ClassVar[str]
     """By which the ranks' figures are reduced."""
 

@@ -156,6 +156,9 @@ class Method(Element, ABC):
     follows_phases: ClassVar[bool] = False
     """It sends by ``job.phases``, which a controller must decide."""
 
+    exact_only: ClassVar[str] = ""
+    """Why the method cannot run in rounds that may lose something; empty: it can."""
+
     @property
     def keeps(self) -> bool:
         """What is not sent is kept for the next round; if not, it is discarded."""

@@ -12,7 +12,7 @@ take it back whole: a lost entry is one that was not selected this time, and the
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,22 +23,25 @@ from dblp.collectives.reduction import DTYPES, energy
 from dblp.errors import ConfigError
 from dblp.transport.policy import CarryBound, Consistency, Fill, Policy, Tags
 
+if TYPE_CHECKING:
+    from dblp.collectives.compression.base import Method
+
 Array = npt.NDArray[Any]
 
 
-def check_lossy(policy: Policy, method: str, world_size: int) -> None:
+def check_lossy(policy: Policy, method: Method, world_size: int) -> None:
     """Raise ConfigError, which names ``method``, for a lossy policy that compressed rounds cannot keep; UnsupportedError as
     ``check_policy``."""
     if not policy.lossy and not policy.hadamard:
         return
-    reason = _reason(policy)
+    reason = method.exact_only or _reason(policy)
     check_policy(policy, world_size)
     if not all(contributes(policy.algorithm, rank) for rank in range(world_size)):
         reason = (
             f"algorithm={policy.algorithm!r} has ranks that contribute nothing, whose residual would grow"
         )
     if reason is not None:
-        raise ConfigError(f"compression {method!r} with this policy: {reason}")
+        raise ConfigError(f"compression {method.name!r} with this policy: {reason}")
 
 
 def _reason(policy: Policy) -> str | None:

@@ -128,7 +128,7 @@ class Compression:
         group's rounds raise, and MismatchError for a peer's payload that makes no sense: then the group has failed.
         """
         if policy is not None:
-            check_lossy(policy, self.method.name, group.world_size)
+            check_lossy(policy, self.method, group.world_size)
         job = self._job(group, gradient, bucket, iteration, dtype)
         job.phases = job.phases if phases is None else phases
         if policy is not None and policy.lossy and group.world_size > 1:

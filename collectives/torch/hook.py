@@ -473,9 +473,9 @@ def _check_lossy(
     method: Method, policy: Policy, group: DblpProcessGroup, budget: BudgetController | None
 ) -> None:
     """Refuse a policy that compressed rounds cannot keep, now and whatever a controller makes of it."""
-    check_lossy(policy, method.name, group.size())
+    check_lossy(policy, method, group.size())
     if budget is not None:
-        check_lossy(budget.loosest(policy), method.name, group.size())
+        check_lossy(budget.loosest(policy), method, group.size())
 
 
 def check_others(model: torch.nn.Module, optimizer: object, history: object) -> None:

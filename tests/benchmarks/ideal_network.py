@@ -56,6 +56,7 @@ class IdealGroup:
         self._network = network
         self.rank, self.world_size = rank, network.ranks
         self._rounds = 0
+        self.max_chunk_bytes = 1408
 
     def least_delay_s(self) -> float:
         """As the network is."""

@@ -11,6 +11,7 @@ METHODS = (
     "topk(0.01)",
     "topk(0.001,indices=delta)",
     "dgc(0.001,indices=delta,nesterov=true,warmup=4)",
+    "redsync(0.01)",
     "randomk(0.01)",
     "threshold(0.01,indices=delta)",
     "fp16",
@@ -20,7 +21,7 @@ METHODS = (
     "sign",
     "powersgd(4)",
 )
-"""All methods but ``accordion``, which moves between two others; with ratios at which they are used."""
+"""All methods but those that move between others as the training or the network asks for; with ratios at which they are used."""
 RATES_MBPS = (100.0, 1_000.0, 10_000.0)
 ROW = 1000
 """Rows and columns of the matrices that stand for a model, each with a bias of as many elements."""

@@ -1,8 +1,8 @@
 """The arms of ``dblp train``: gloo, dblp under policies by name, and dblp with compressed gradients.
 
 A named policy is one entry of ``POLICIES``; its arm has its name, but for the two that every comparison starts from. An arm with
-compression is called by the string that names the method: with ``gloo:`` before it where it runs over gloo, and ``METHOD over POLICY``
-where its rounds may lose something.
+compression is called by the string that names the method: with ``gloo:`` before it where it runs over gloo, and as ``METHOD over
+POLICY`` where its rounds may lose something.
 """
 
 from __future__ import annotations

@@ -8,10 +8,22 @@ import contextlib
 import numpy as np
 import pytest
 
+from dblp.collectives.compression.lossy import check_lossy
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
 from dblp.errors import ConfigError, DeadlineError, MismatchError, PeerError, UnsupportedError
-from dblp.transport.policy import Bounded, Carry, CarryBound, Consistency, Fill, Policy, Short, Stop, Tags
+from dblp.transport.policy import (
+    Bounded,
+    Carry,
+    CarryBound,
+    Consistency,
+    Exact,
+    Fill,
+    Policy,
+    Short,
+    Stop,
+    Tags,
+)
 from tests.collectives import worlds
 from tests.collectives.compression.cases import SHAPES, TEXTS, bucket, gradient, wide
 
@@ -28,11 +40,11 @@ KINDS = [
         "randomk(0.1)",
     ),
     *("threshold(1.5,indices=delta)", "fp16", "bf16", "int8", "int8(exchange=gather,block=16)"),
-    *("int4(exchange=sum,block=64)", "sign", "powersgd(2)", "accordion", "joint(0.05)"),
+    *("int4(exchange=sum,block=64)", "sign", "powersgd(2)", "accordion", "joint(0.05)", "redsync(0.05)"),
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
 ]
 """One method of every coding and exchange."""
-EXACT = ("none", "topk", "randomk", "threshold", "fp16", "bf16", "accordion", "joint")
+EXACT = ("none", "topk", "randomk", "threshold", "fp16", "bf16", "accordion", "joint", "redsync")
 """Whose sums of small integers are exact, bit by bit."""
 
 
@@ -107,9 +119,19 @@ def test_what_is_contributed_is_delivered_withheld_or_discarded(text, ranks):
 
 
 def test_kinds_are_of_every_method():
+    methods = [parse_compression(text) for text in TEXTS]
     assert {parse_compression(text).name for text in KINDS} == {
-        parse_compression(text).name for text in TEXTS
+        method.name for method in methods if not method.exact_only
     }
+
+
+@pytest.mark.parametrize("text", ["gravac", "netsense"])
+def test_who_decides_from_exact_rounds_refuses_lossy_ones(text):
+    with pytest.raises(
+        ConfigError, match=f"compression '{text}' with this policy: it decides from what exact rounds"
+    ):
+        check_lossy(POLICY, parse_compression(text), 4)
+    check_lossy(Exact(), parse_compression(text), 4)
 
 
 def test_most_of_these_lose_something():
