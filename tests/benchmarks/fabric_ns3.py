@@ -139,11 +139,13 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="interpreter that has ns3")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = [compare(options.python, name) for name in scenarios()]
-    text = json.dumps(found, indent=2)
-    sys.stdout.write(text + "\n")
+    found = []
+    for name in scenarios():
+        found.append(compare(options.python, name))
+        sys.stdout.write(json.dumps(found[-1], indent=2) + "\n")
+        sys.stdout.flush()
     if options.json:
-        options.json.write_text(text + "\n")
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
