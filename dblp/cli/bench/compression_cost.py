@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from dblp.collectives.compression.link import Bytes, Link, OnLost
 from dblp.collectives.compression.memory import Memory
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.reduction import DTYPES
+from dblp.errors import LocalError
 
 Array = npt.NDArray[Any]
 
@@ -170,21 +174,39 @@ def _median(call: Callable[[], Any]) -> float:
 
 def _powersgd_hook(bucket: Bucket) -> float:
     """Seconds of a call of torch's hook in a group of one rank: both its ends, and nothing on a network."""
+    # In a process of its own, which ends without destructors: gloo's worker may hold the last reference to its group, and a
+    # destructor that joins its own thread aborts.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_time_powersgd, args=(bucket, sender), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        seconds: float = receiver.recv()
+    except EOFError:
+        raise LocalError(
+            "the process that times torch's powerSGD_hook ended early; its message is above"
+        ) from None
+    finally:
+        child.join()
+    return seconds
+
+
+def _time_powersgd(bucket: Bucket, sender: Connection) -> None:
+    """In the process of its own."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        state = torchs.PowerSGDState(
-            None, matrix_approximation_rank=REFERENCE_RANK, start_powerSGD_iter=2, min_compression_rate=1
-        )
-        state.iter = 2
-        flat = torch.from_numpy(_gradient(bucket.size, 0))
-        return _median(lambda: torchs.powerSGD_hook(state, _Bucket(flat.clone(), bucket)).wait())
-    finally:
-        dist.destroy_process_group()
+    state = torchs.PowerSGDState(
+        None, matrix_approximation_rank=REFERENCE_RANK, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    state.iter = 2
+    flat = torch.from_numpy(_gradient(bucket.size, 0))
+    sender.send(_median(lambda: torchs.powerSGD_hook(state, _Bucket(flat.clone(), bucket)).wait()))
+    os._exit(0)
 
 
 class _Bucket:
