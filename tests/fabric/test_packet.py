@@ -379,15 +379,17 @@ def test_flows_that_start_together_starve_nobody(model):
 
 
 def test_background_and_microbursts_delay_but_are_not_timed():
-    plain = run_packet(leaf_spine("dctcp", "ecmp"))
     others = {
         "background": {"load": 0.3, "until": "200us", "sizes": "fixed", "size": "100K"},
         "bursts": {"rate_hz": 50_000.0, "senders": 4, "until": "200us"},
     }
-    busy = run_packet(leaf_spine("dctcp", "ecmp", **others))
-    assert len(busy.flows) == len(plain.flows)
-    assert busy.times_s[0] > plain.times_s[0]
-    assert_conserved(busy)
+    plain = [run_packet(leaf_spine("dctcp", "ecmp"), seed) for seed in range(6)]
+    busy = [run_packet(leaf_spine("dctcp", "ecmp", **others), seed) for seed in range(6)]
+    assert all(len(one.flows) == len(other.flows) for one, other in zip(busy, plain, strict=True))
+    # Of one seed the hashes may send it around the traffic.
+    assert np.mean([run.times_s[0] for run in busy]) > 1.05 * np.mean([run.times_s[0] for run in plain])
+    for run in busy:
+        assert_conserved(run)
 
 
 # samples

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).parents[2]
 
 
 class Ranks:
@@ -16,7 +16,11 @@ class Ranks:
 
     def __init__(self):
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.torch.worker"],
+            cwd=ROOT,  # which scenarios import from
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdin and self._process.stdout
         self._requests, self._answers = self._process.stdin, self._process.stdout
