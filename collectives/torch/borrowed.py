@@ -47,6 +47,9 @@ _OPS = {
 class BorrowedGroup:
     """What ``compression.link.Link`` asks of a group, by torch.distributed. Called on the loop of its thread."""
 
+    max_chunk_bytes = 0
+    """Nothing is cut into chunks here: only rounds that may lose ask for it."""
+
     def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         self._group = group
         self._timeout_s = timeout_s
