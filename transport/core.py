@@ -268,10 +268,17 @@ class Core:
         self.ping(peers)
 
     def say_goodbye(self) -> None:
-        """Queue CLOSE for all peers."""
-        for peer, sender in self.senders.items():
-            if peer not in self.gone:
-                sender.queue_control(Control(Type.CLOSE, 0))
+        """Queue CLOSE for all peers that have not acknowledged it."""
+        for peer in self.unaware():
+            self.senders[peer].queue_control(Control(Type.CLOSE, 0))
+
+    def unaware(self) -> list[int]:
+        """Peers that are not known to know that this rank leaves, and have not left themselves."""
+        return [
+            peer
+            for peer, sender in self.senders.items()
+            if peer not in self.gone and not sender.outbox.goodbye_heard
+        ]
 
     def _check_alive(self) -> None:
         if self.failed is not None:

@@ -37,8 +37,8 @@ TRAINS_A_TURN = 2
 """Trains (or single bursts) sent before the loop looks at its sockets again: 4 MiB, about a millisecond of work, at most."""
 BLOCKED_RETRY_S = 1e-3
 """Distance between looks at the timers while the network does not take what is to be sent."""
-CLOSE_REPEATS = 6
-"""CLOSE is not acknowledged: it is said this often, ``CLOSE_GAP_S`` apart."""
+CLOSE_REPEATS = 16
+"""Times that CLOSE is said at most, ``CLOSE_GAP_S`` apart, to peers that have not acknowledged it: they may have left too."""
 CLOSE_GAP_S = 2e-3
 LINGER_ASK_SHARE = 0.2
 """Share of ``linger_s`` after which a closing rank asks those that owe it an acknowledgement again: a few may be lost."""
@@ -205,8 +205,9 @@ class Endpoint:
         for repeat in range(CLOSE_REPEATS):
             self.core.say_goodbye()
             self._pump()
-            if repeat + 1 < CLOSE_REPEATS:
-                await asyncio.sleep(CLOSE_GAP_S)
+            if repeat + 1 == CLOSE_REPEATS or not self.core.unaware():
+                break
+            await asyncio.sleep(CLOSE_GAP_S)
         self._shut()
 
     async def _linger(self, linger_s: float, most_s: float) -> None:

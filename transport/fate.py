@@ -75,6 +75,7 @@ class Fates:
                     self.whole += flight.count * flight.bursts
                 else:
                     path.note_question(0)
+                    self._outbox.goodbye_heard |= flight.control.type is Type.CLOSE
                     if flight.control.type is Type.END and flight.control.message in self._outbox.messages:
                         self._outbox.messages[flight.control.message].end_heard = True
         if kept:

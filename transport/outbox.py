@@ -50,6 +50,7 @@ class Outbox:
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self.active_ids: set[int] = set()
         self.early_bytes = config.early_bytes
+        self.goodbye_heard = False  # the peer has acknowledged our CLOSE
         self.blocked_at = float("inf")  # since when no chunk could leave for want of a grant
         self._rank = rank
         self._session = session

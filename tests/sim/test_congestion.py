@@ -59,9 +59,7 @@ def test_many_senders_to_one_receiver_soon_fill_the_link(control):
 @pytest.mark.parametrize("control", CONTROLS)
 def test_a_tcp_like_flow_beside_it_lives_and_lets_live(control):
     share = beside_tcp(control, LAN, kind="cubic", warm_up_s=0.3, seconds=0.7)
-    assert (
-        share.tcp > 0.008 and share.total > 0.008
-    )  # dctcp beside CUBIC on a LAN keeps a hundredth: docs/evidence.md
+    assert share.tcp > 0.02 and share.total > 0.02
     assert share.tcp + share.total >= 0.9
 
 
