@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,43 @@ _LEAST_SECONDS = 1e-3
 """What a round gets whose deadline has passed: it ends with an error that names the ranks it waits for."""
 
 
+class ExactRounds(Protocol):
+    """What compression asks of a group while nothing may be lost; ``Group`` is one, and so is whoever stands in for it."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the group."""
+
+    @property
+    def max_chunk_bytes(self) -> int:
+        """The largest chunk of its messages, in bytes; 0 where nothing is cut."""
+
+    def least_delay_s(self) -> float:
+        """Least round trip of the network; 0: not known."""
+
+    def fail(self, error: Exception) -> None:
+        """The rounds that follow raise ``error``."""
+
+    def all_reduce(
+        self, array: Array, op: str = "sum", *, dtype: str | None = None, timeout_s: float | None = None
+    ) -> asyncio.Task[Report]:
+        """Reduce ``array`` in place, see ``Group.all_reduce``."""
+
+    def all_gather(
+        self, output: Array | Sequence[Array], input: Array, *, timeout_s: float | None = None
+    ) -> asyncio.Task[Report]:
+        """Every rank's ``input``, see ``Group.all_gather``."""
+
+
 class Link:
     """What a method may call while it exchanges one bucket; each round is posted by the call itself. All rounds are exact but
     sums with ``lost`` and gathers of blocks, where there is a policy."""
 
-    def __init__(self, group: Group, timeout_s: float, policy: Policy | None = None) -> None:
+    def __init__(self, group: ExactRounds, timeout_s: float, policy: Policy | None = None) -> None:
         """``timeout_s``: for all rounds together, from now on; ``policy``: one that loses, or None."""
         self._group = group
         self._policy = policy
@@ -43,6 +75,12 @@ class Link:
         """Of the rounds that have ended."""
         self.payload_bytes = 0
         """What this rank put into its rounds, as a paper counts the size of a gradient."""
+
+    @property
+    def _lossy(self) -> Group:
+        """The group, where a policy lets its rounds lose something: ``Compression`` has checked that it can."""
+        assert isinstance(self._group, Group)
+        return self._group
 
     @property
     def rank(self) -> int:
@@ -84,7 +122,7 @@ class Link:
             return array
 
         policy = of_sums(self._policy)
-        task = self._group.all_reduce(
+        task = self._lossy.all_reduce(
             array, op, policy=policy, carry=uncounted, dtype=dtype, codes=True, timeout_s=self._left()
         )
         return self._ended(task, array.nbytes, result)
@@ -113,7 +151,7 @@ class Link:
         those of the heads do not, the round was skipped."""
         assert self._policy is not None
         outputs = [np.zeros(layout.nbytes, np.uint8) for layout in layouts]
-        task = self._group.gather_blocks(outputs, payload, layouts, self._policy, timeout_s=self._left())
+        task = self._lossy.gather_blocks(outputs, payload, layouts, self._policy, timeout_s=self._left())
 
         def result() -> tuple[list[Bytes], list[Bools]]:
             counted = [np.ones(layout.chunks, np.bool_) for layout in layouts]

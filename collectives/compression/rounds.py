@@ -18,7 +18,7 @@ import numpy as np
 from dblp.collectives.carry import NOTHING, Account
 from dblp.collectives.compression.base import Array, Bucket, Job, Method, narrowed, widened
 from dblp.collectives.compression.curve import energy_curve
-from dblp.collectives.compression.link import Link
+from dblp.collectives.compression.link import ExactRounds, Link
 from dblp.collectives.compression.lossy import account, check_lossy, split_lost
 from dblp.collectives.compression.memory import Memory, MemoryStore
 from dblp.collectives.group import Group
@@ -106,7 +106,7 @@ class Compression:
 
     async def all_reduce(
         self,
-        group: Group,
+        group: ExactRounds,
         gradient: Array,
         bucket: Bucket,
         *,
@@ -129,6 +129,11 @@ class Compression:
         """
         if policy is not None:
             check_lossy(policy, self.method, group.world_size)
+            if policy.lossy and not isinstance(group, Group):
+                raise UnsupportedError(
+                    f"compression {self.method.name!r}: only dblp's own groups have rounds that may lose something; "
+                    "use an exact policy"
+                )
         job = self._job(group, gradient, bucket, iteration, dtype)
         job.phases = job.phases if phases is None else phases
         if policy is not None and policy.lossy and group.world_size > 1:
@@ -191,7 +196,9 @@ class Compression:
                 self.on_discard(job.values)
         books.carried = account(memory.residual)
 
-    def _job(self, group: Group, gradient: Array, bucket: Bucket, iteration: int, dtype: str | None) -> Job:
+    def _job(
+        self, group: ExactRounds, gradient: Array, bucket: Bucket, iteration: int, dtype: str | None
+    ) -> Job:
         kind = dtype_of(gradient, dtype)
         if kind.kind != "f":
             raise UnsupportedError(

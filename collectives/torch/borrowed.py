@@ -11,7 +11,7 @@ of rounds.
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,12 +24,16 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dblp.collectives.compression.base import Method
-from dblp.collectives.compression.rounds import Compression, Totals
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
 from dblp.collectives.torch.buckets import Layouts
-from dblp.collectives.torch.compression import BucketParts, check_alike, check_real, method_of, threads
-from dblp.collectives.torch.keyed import load_compression, save_compression
+from dblp.collectives.torch.compression import (
+    BucketParts,
+    CompressedModel,
+    check_alike,
+    check_real,
+    method_of,
+)
 from dblp.collectives.torch.tensors import stage
 from dblp.errors import ConfigError, DeadlineError, UnsupportedError
 
@@ -153,49 +157,23 @@ class BorrowedGroup:
             ) from None
 
 
-class BorrowedCompression:
+class BorrowedCompression(CompressedModel):
     """The compression of one model's gradients over another backend: what ``compress_ddp`` returns."""
 
     def __init__(
         self, model: DistributedDataParallel, method: Method, group: dist.ProcessGroup, timeout_s: float
     ) -> None:
-        self._compression = Compression(method, offload=threads.run)
+        super().__init__(method)
         self._group = BorrowedGroup(group, timeout_s)
         self._timeout_s = timeout_s
         self._layouts = Layouts(model.module)
+        self._sizes = self._layouts.sizes
         self._parts = BucketParts()
         self._iterations, self._launched_all = 0, True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dblp-borrowed", daemon=True)
         self._thread.start()
         self._close = weakref.finalize(self, _stop, self._loop, self._thread)
-
-    @property
-    def method(self) -> Method:
-        """What compresses."""
-        return self._compression.method
-
-    @property
-    def totals(self) -> Totals:
-        """What its rounds cost so far, on this rank; the bytes on the wire are not known (0)."""
-        return self._compression.totals
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """What an adaptive method has decided and found, by name."""
-        return self._compression.figures
-
-    def epoch(self, number: int | None = None) -> None:
-        """An epoch begins; without a number the next one."""
-        self._compression.epoch(number)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next rounds depend on, in tensors and plain values; take it between iterations."""
-        return save_compression(self._compression)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or of another model or method."""
-        load_compression(self._compression, state, self._layouts.sizes)
 
     def close(self) -> None:
         """End its thread; the model's hook can't be called any more. Idempotent."""
@@ -216,7 +194,7 @@ class BorrowedCompression:
         async def run() -> None:
             try:
                 await self._compression.all_reduce(
-                    self._group,  # type: ignore[arg-type]  # all that compression's Link asks of a Group
+                    self._group,
                     item.array,
                     parts,
                     timeout_s=self._timeout_s,

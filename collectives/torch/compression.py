@@ -60,19 +60,13 @@ threads = _Threads()
 os.register_at_fork(after_in_child=threads.forget)
 
 
-class ModelCompression:
-    """The compression of one model's gradients."""
+class CompressedModel:
+    """The compression of one model's gradients, whoever carries them."""
 
-    def __init__(self, group: DblpProcessGroup, method: Method, module: torch.nn.Module) -> None:
-        """All ranks make theirs in the same order; blocks until all have. Raises UnsupportedError if a gradient will not be real
-        and floating-point, MismatchError if another rank has another method."""
-        check_real(module)
-        check_alike(method, group.rank(), group.size(), group.agree)
-        self._pg = group
-        self._sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    def __init__(self, method: Method) -> None:
         self._compression = Compression(method, offload=threads.run)
-        self._group = group.session.new_group("compression")
-        self._parts = BucketParts()
+        self._sizes: Mapping[str, int] = {}
+        """Elements of each parameter by name."""
 
     @property
     def method(self) -> Method:
@@ -81,7 +75,7 @@ class ModelCompression:
 
     @property
     def totals(self) -> Totals:
-        """What its rounds cost so far, on this rank."""
+        """What its rounds cost so far, on this rank; over another backend the bytes on the wire are not known (0)."""
         return self._compression.totals
 
     @property
@@ -89,9 +83,32 @@ class ModelCompression:
         """What an adaptive method has decided and found, by name (docs/compression.md); empty for the others."""
         return self._compression.figures
 
-    def epoch(self, number: int | None) -> None:
+    def epoch(self, number: int | None = None) -> None:
         """An epoch begins; without a number the next one."""
         self._compression.epoch(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next rounds depend on, in tensors and plain values; take it between iterations."""
+        return save_compression(self._compression)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or of another model or method."""
+        load_compression(self._compression, state, self._sizes)
+
+
+class ModelCompression(CompressedModel):
+    """The same over dblp's own rounds."""
+
+    def __init__(self, group: DblpProcessGroup, method: Method, module: torch.nn.Module) -> None:
+        """All ranks make theirs in the same order; blocks until all have. Raises UnsupportedError if a gradient will not be real
+        and floating-point, MismatchError if another rank has another method."""
+        check_real(module)
+        check_alike(method, group.rank(), group.size(), group.agree)
+        super().__init__(method)
+        self._pg = group
+        self._sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+        self._group = group.session.new_group("compression")
+        self._parts = BucketParts()
 
     def start(
         self,
@@ -121,14 +138,6 @@ class ModelCompression:
             )
 
         return self._pg.allreduce_compressed(bucket.buffer(), reduce)
-
-    def state_dict(self) -> dict[str, Any]:
-        """``Compression.state_dict`` in tensors."""
-        return save_compression(self._compression)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` gave; raises ConfigError if it is not usable, or of another model or method."""
-        load_compression(self._compression, state, self._sizes)
 
 
 class BucketParts:

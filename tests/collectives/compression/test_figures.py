@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,9 @@ import pytest
 from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
+from dblp.errors import UnsupportedError
 from dblp.sim.loop import run as run_virtual
+from dblp.transport.policy import Bounded
 from tests.benchmarks import compression, gravac, netsense
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star
 from tests.benchmarks.ideal_network import HEADERS, IdealNetwork
@@ -47,7 +48,7 @@ def test_the_ideal_network_gives_real_averages_in_the_time_of_its_formula():
 
     async def ideal():
         network, loop = IdealNetwork(4, 1e6, 0.01), asyncio.get_running_loop()
-        groups: list[Any] = list(network.groups)  # all that compression asks of a Group
+        groups = network.groups
         arrays, began = [gradient(rank) for rank in range(4)], loop.time()
         for _ in range(2):
             await asyncio.gather(
@@ -67,6 +68,23 @@ def test_the_ideal_network_gives_real_averages_in_the_time_of_its_formula():
     average, took = run_virtual(ideal())
     np.testing.assert_array_equal(average, run_memory(member, 4)[0])
     assert took == pytest.approx(2 * (0.01 + 8 * HEADERS * 3 * (100 * 8 + 24) / 1e6))
+
+
+def test_only_dblps_own_groups_lose():
+    """The stand-in has no bounded rounds: refused before anything is kept or sent."""
+    parts = Bucket([Part("a", (1000,))])
+
+    async def lossy():
+        group = IdealNetwork(2, 1e6, 0.01).groups[0]
+        compression_ = Compression(parse_compression("topk(0.1)"))
+        with pytest.raises(
+            UnsupportedError, match="'topk': only dblp's own groups have rounds that may lose"
+        ):
+            await compression_.all_reduce(
+                group, np.ones(1000, np.float32), parts, timeout_s=9.0, policy=Bounded(0.1)
+            )
+
+    run_virtual(lossy())
 
 
 @pytest.mark.parametrize("method", ["accordion", "netsense", "gravac(window=1)"])
