@@ -36,10 +36,14 @@ class CheckpointState:
     and the same with ``dcp.load``. Both are collective, as ``dcp`` is; call them between iterations.
 
     ``elastic``: one state of all ranks, for any number of ranks. Otherwise each rank saves its own, which the same rank of the
-    same number loads, and training goes on as if it had not stopped.
+    same number loads, and training goes on as if it had not stopped. Raises ConfigError for what is no attachment.
     """
 
     def __init__(self, attachment: Attachment, *, elastic: bool = True) -> None:
+        if not hasattr(attachment, "place"):
+            raise ConfigError(
+                f"CheckpointState takes what dblp.attach returned, not {type(attachment).__name__}"
+            )
         self._attachment = attachment
         rank, world_size = attachment.place
         self._key = _MERGED if elastic else f"rank {rank} of {world_size}"
@@ -72,7 +76,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises ConfigError if there is none, if they are not of the same iteration, or if one was merged before.
     """
-    if not states or any(RANKS in state for state in states):
+    if not states or not all(map(_is_own, states)):
         raise ConfigError("merge_states takes what attachment.state_dict() gave on each rank, of all ranks")
     if len({(state["version"], state["iterations"]) for state in states}) > 1:
         found = sorted({int(state["iterations"]) for state in states})
@@ -84,6 +88,13 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         memory = _merged([state["compression"]["memory"] for state in states])
         merged["compression"] = {**merged["compression"], "memory": memory}
     return merged
+
+
+def _is_own(state: object) -> bool:
+    """One rank's state, not merged."""
+    return (
+        isinstance(state, Mapping) and RANKS not in state and {"version", "iterations", "carry"} <= set(state)
+    )
 
 
 def share_of(state: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:

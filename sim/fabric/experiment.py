@@ -170,9 +170,15 @@ def load_experiment(name: str) -> Experiment:
     if not name.endswith(".toml"):
         raise ConfigError(f"experiment {name!r}: known are {', '.join(experiment_names())}, or a TOML file")
     try:
-        return read_experiment(Path(name).stem, Path(name).read_text())
+        text = Path(name).read_text()
     except OSError as error:
         raise ConfigError(f"experiment {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"experiment {name}: not TOML: it is no text") from None
+    try:
+        return read_experiment(Path(name).stem, text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {str(error).removeprefix(f'{Path(name).stem}: ')}") from None
 
 
 def read_experiment(name: str, text: str) -> Experiment:
@@ -180,7 +186,7 @@ def read_experiment(name: str, text: str) -> Experiment:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{name}: not TOML: {error}") from None
     unknown = set(table) - {"title", "paper", "why", "seeds", "engine", "scenario", "arms", "axes", "claims"}
     if unknown:
         raise ConfigError(f"{name}: {sorted(unknown)[0]}: no such field of an experiment")

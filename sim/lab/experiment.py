@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -76,7 +77,11 @@ class Experiment:
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("block", 1), ("seconds", 0.01), ("timeout_s", 1.0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not least <= value < math.inf
+            ):
                 raise ConfigError(f"{name}={value!r}: needs a number of at least {least:g}")
         self._check_arms()
         if self.topology.hosts < 2:

@@ -156,6 +156,8 @@ def test_the_command_writes_its_figures(tmp_path, capsys):
     ("options", "words"),
     [
         (["--methods", "zip"], "'zip' is no compression method"),
+        (["--methods", ""], "names no method"),
+        (["--methods", ";"], "names no method"),
         (["--methods", "int8(exchange=sum)", "--ranks", "200"], "don't fit a lane"),
         (["--ranks", "1"], "--ranks 1"),
         (["--rates", "0"], "'0' is not a rate"),

@@ -193,7 +193,14 @@ def test_compression_runs_over_a_policy_by_name():
     made = policy_of(arm, 0.2, "eager")
     assert made is not None and made.policy.budget == 0.2 and made.policy.stop is Stop.EAGER
     assert is_bounded(arm) and is_bounded("dblp-bounded") and not is_bounded("topk(ratio=0.01)")
-    for text, words in [("topk(0.1) over there", "no policy 'there'"), ("zip over bounded", "'zip' is no")]:
+    for text, words in [
+        ("topk(0.1) over there", "no policy 'there'"),
+        ("topk over nothing", "no policy 'nothing'"),
+        ("zip over bounded", "'zip' is no"),
+        ("gloo:topk(0.1) over bounded", "gloo loses nothing"),
+        ("gloo:accordion", "follows phases, which dblp decides"),
+        ("topk(0.1); topk(0.1)", "'topk\\(0.1\\)' stands twice"),
+    ]:
         with pytest.raises(ConfigError, match=words):
             parse_compressions(text)
 

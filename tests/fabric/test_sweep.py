@@ -175,6 +175,20 @@ def test_wrong_use_is_told_in_one_line(arguments, error, capsys):
     assert error in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\xff\xfe\x00", "no text"), (b"title = \n", "not TOML"), (b"", "topology is missing")],
+)
+def test_files_that_are_no_experiment_are_told_with_their_path(content, says, tmp_path):
+    from dblp.sim.fabric.experiment import load_experiment
+
+    file = tmp_path / "odd.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_experiment(str(file))
+    assert str(file) in str(caught.value)
+
+
 def test_a_missing_numba_is_told_with_the_pip_line(monkeypatch, capsys):
     monkeypatch.setattr("dblp.cli.extras.find_spec", lambda name: None if name == "numba" else object())
     assert run_command(["sim", "run", "scale"]) == 2

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dblp.cli.main import run as run_command
 from dblp.errors import ConfigError
 from dblp.sim.lab.arms import parse_arm
 from dblp.sim.lab.experiment import from_table, load_experiment, shipped
@@ -84,6 +85,8 @@ def test_a_file_says_everything(tmp_path):
         ({"topology": {"kind": "star"}}, "topology: lacks hosts"),
         ({"topology": {"kind": "star", "hosts": 1}}, "hosts=1: a rank a host"),
         ({"topology": {"kind": "ring", "hosts": 2}}, "kind='ring'"),
+        ({"seconds": float("nan")}, "seconds: 'nan' is not a time"),
+        ({"seconds": float("inf")}, "seconds: 'inf' is not a time"),
         ({"slow": {"rank": 4, "by": "1ms"}}, "slow: rank=4: there are ranks 0 to 3"),
         ({"slow": {"rank": 1}}, "slow: lacks by"),
         ({"slow": {"rank": 1, "by": "1ms", "to": 2}}, "slow: no field 'to': known are rank, by"),
@@ -118,6 +121,26 @@ def test_files_that_cannot_be_read(tmp_path):
     ):
         with pytest.raises(ConfigError, match=says):
             load_experiment(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["run", "clean", "--sizes", ""], "size"),
+        (["run", "clean", "--arms", ""], "arms: one or more are needed"),
+        (["run", "clean", "--arms", ";"], "arms: one or more are needed"),
+        (["run", "clean", "--seconds", "nan"], "seconds=nan"),
+        (["run", "clean", "--seconds", "inf"], "seconds=inf"),
+        (["run", "clean", "--json", "FOLDER"], "is a folder; name a file"),
+        (["run", "clean", "--png", "FOLDER"], "is a folder; name a file"),
+        (["capture", "clean", "x.pcap", "--arm", "gloo-cubic"], "gloo's arms send TCP"),
+    ],
+)
+def test_the_command_refuses_before_anything_is_built(options, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dblp.sim.lab.run.run_experiment", None)  # to call it would raise TypeError
+    arguments = [str(tmp_path) if option == "FOLDER" else option for option in options]
+    assert run_command(["lab", *arguments]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 def test_arms():

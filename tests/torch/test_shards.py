@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from dblp.collectives.torch.checkpoint import merge_states, share_of
+from dblp.collectives.torch.checkpoint import CheckpointState, merge_states, share_of
 from dblp.collectives.torch.overloads import overloaded
 from dblp.collectives.torch.sharded import one_leg
 from dblp.collectives.torch.shards import ShardedParameter
@@ -113,3 +113,15 @@ def test_the_forms_of_a_call():
     assert group.allgather([tensor], tensor) == ([[tensor]], [tensor], None)
     with pytest.raises(TypeError):
         group.reduce(tensor, nonsense=1)
+
+
+@pytest.mark.parametrize("states", [[], [1], [{}], [{"version": 1}], [None]])
+def test_what_is_no_state_of_a_rank_is_not_merged(states):
+    with pytest.raises(ConfigError, match="merge_states takes what attachment"):
+        merge_states(states)
+
+
+@pytest.mark.parametrize("attachment", [None, 3, object()])
+def test_a_checkpoint_state_is_of_an_attachment(attachment):
+    with pytest.raises(ConfigError, match=r"CheckpointState takes what dblp\.attach returned, not"):
+        CheckpointState(attachment)

@@ -135,6 +135,8 @@ def _methods(text: str) -> tuple[str, ...]:
     methods = [part.strip() for part in text.split(";") if part.strip()]
     for method in methods:
         parse_compression(method)
+    if not methods:
+        raise ConfigError(f"--methods {text!r}: names no method; leave it out for all")
     return tuple(method for method in dict.fromkeys(methods) if method != "none")
 
 

@@ -38,9 +38,9 @@ class RunFailed(LocalError):
 def run(
     experiment: Annotated[str, typer.Argument(help="A shipped experiment, or a TOML file.")],
     arms: Annotated[
-        str, typer.Option(help="Other arms, with ';' between: 'gloo-cubic; default(leg=0.4)'.")
-    ] = "",
-    sizes: Annotated[str, typer.Option(help="Other sizes of the tensor: 10M,25M.")] = "",
+        str | None, typer.Option(help="Other arms, with ';' between: 'gloo-cubic; default(leg=0.4)'.")
+    ] = None,
+    sizes: Annotated[str | None, typer.Option(help="Other sizes of the tensor: 10M,25M.")] = None,
     impair: Annotated[str, typer.Option(help="Another schedule of impairments; 'none' for none.")] = "",
     traffic: Annotated[str, typer.Option(help="Other traffic of the cross hosts.")] = "",
     hosts: Annotated[int, typer.Option(help="Another number of hosts, a rank each.")] = 0,
@@ -68,7 +68,13 @@ def run(
 
 
 def _changed(
-    experiment: Experiment, arms: str, sizes: str, hosts: int, rounds: int, block: int, seconds: float
+    experiment: Experiment,
+    arms: str | None,
+    sizes: str | None,
+    hosts: int,
+    rounds: int,
+    block: int,
+    seconds: float,
 ) -> Experiment:
     """The experiment as the options want it; what was not given stays."""
     from dataclasses import replace
@@ -78,9 +84,9 @@ def _changed(
     changes: dict[str, Any] = {
         name: value for name, value in (("rounds", rounds), ("block", block), ("seconds", seconds)) if value
     }
-    if arms:
+    if arms is not None:
         changes["arms"] = tuple(parse_arm(arm.strip()) for arm in arms.split(";") if arm.strip())
-    if sizes:
+    if sizes is not None:
         changes["sizes"] = tuple(parse_sizes(sizes))
     if hosts:
         changes["topology"] = replace(experiment.topology, hosts=hosts)
@@ -125,6 +131,9 @@ def _run(
     from dblp.sim.lab.results import document_of
     from dblp.sim.lab.run import run_experiment
 
+    for option, path in (("--json", json), ("--report", report), ("--png", png)):
+        if path is not None and path.is_dir():  # now, not when hours of rounds are done
+            raise LocalError(f"{option} {path}: is a folder; name a file")
     console = Console()
     console.print(headline(experiment), highlight=False)
     with LabProgress(experiment, console) as progress:
@@ -271,4 +280,8 @@ def capture(
     sizes: Annotated[str, typer.Option(help="Size of the tensor.")] = "1M",
 ) -> None:
     """Capture some rounds of one arm of an experiment, for dblp pcap or Wireshark."""
+    from dblp.sim.lab.arms import parse_arm
+
+    if parse_arm(arm).preset is None:
+        raise ConfigError(f"--arm {arm}: a capture holds dblp's datagrams; gloo's arms send TCP")
     run(experiment, arms=arm, sizes=sizes, rounds=rounds, capture=file, capture_host=host)

@@ -49,10 +49,15 @@ def parse_compressions(text: str) -> list[str]:
     """Arms of compression methods, from ``"topk(0.01); dgc over bounded; gloo:dgc"``; raises ConfigError for what is none."""
     arms = [" ".join(part.split()) for part in text.split(";")] if text.strip() else []
     for arm in arms:
+        if arms.count(arm) > 1:
+            raise ConfigError(f"--compression: {arm!r} stands twice")
         method, policy = _method_and_policy(arm.removeprefix(OVER_GLOO))
-        parse_compression(method)
         if arm.startswith(OVER_GLOO) and policy != "exact":
             raise ConfigError(f"--compression {arm!r}: gloo loses nothing, leave out the policy")
+        if policy in POLICIES and parse_compression(method).follows_phases and arm.startswith(OVER_GLOO):
+            raise ConfigError(
+                f"--compression {arm!r}: it follows phases, which dblp decides; leave out 'gloo:'"
+            )
         if policy not in POLICIES:
             raise ConfigError(
                 f"--compression {arm!r}: no policy {policy!r} to run over; known are {', '.join(POLICIES)}"
