@@ -24,8 +24,9 @@ MAX_DATAGRAM_BYTES = 65_507
 MAX_PATHS = 64
 """The path id is one byte; feedback, sockets and polling cost grow with it."""
 
-OTHER_VARIABLES = frozenset({"DBLP_JOB"})
-"""Variables that are no field of ``TransportConfig``, and what reads them: the job's name, ``dblp.init_process_group``."""
+OTHER_VARIABLES = frozenset({"DBLP_JOB", "DBLP_NETEM_RUNNER"})
+"""Variables that are no field of ``TransportConfig``: the job's name, which ``dblp.init_process_group`` reads, and the command
+with which the tests boot a kernel that has netem."""
 _PREFIX = "DBLP_"
 _log = logging.getLogger("dblp")
 _warned: set[str] = set()

@@ -50,6 +50,7 @@ def test_it_is_named_once_a_process(caplog):
 def test_known_variables_and_those_of_others_are_no_reason_to_speak(caplog):
     known = {
         "DBLP_JOB": "a",
+        "DBLP_NETEM_RUNNER": "boot-and-run",
         "DBLP_IFNAME": "lo",
         "DBLP_IMPAIR": "",
         "DBLP_PATHS": "1",
@@ -63,7 +64,7 @@ def test_known_variables_and_those_of_others_are_no_reason_to_speak(caplog):
 def test_every_variable_that_some_part_reads_is_known():
     """Sources name no ``DBLP_`` variable that is neither a field nor listed (constants of papers' names aside)."""
     names = set()
-    for folder in ("transport", "collectives", "sim", "dblp/cli"):
+    for folder in ("transport", "collectives", "sim", "dblp/cli", "tests/lab"):
         for file in (ROOT / folder).rglob("*.py"):
             names |= set(re.findall(r"""["'](DBLP_[A-Z_]+)["'\]]""", file.read_text()))
     fields = {f"DBLP_{name.upper()}" for name in TransportConfig.__dataclass_fields__}
