@@ -40,7 +40,7 @@ Not settings of the transport, but read as well:
 | Variable | Meaning |
 |---|---|
 | `DBLP_JOB` | Name of the job for `dblp.init_process_group`: tells jobs apart that meet on one port by mistake. |
-| `DBLP_NETEM_RUNNER` | For the tests only, where the kernel lacks netem: a command that runs a shell text, its one argument, under a kernel that has it. |
+| `DBLP_NETEM_RUNNER` | For tests where the kernel lacks netem: a command that runs its one argument, a shell text, where it is. |
 | `MASTER_ADDR`, `MASTER_PORT`, `RANK`, `WORLD_SIZE` | As in torch.distributed: where the ranks meet, and which one this is. |
 
 The loss policy is no setting: it is given in code with the call that may lose (`dblp.attach(model,
