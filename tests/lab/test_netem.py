@@ -285,7 +285,9 @@ def test_in_a_guest():
     inside = [sys.executable, "-m", "pytest", *without, "-v", "-o", "timeout=240"]
     text = f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join([*inside, 'tests/lab/test_netem.py'])}"
     place = {**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONDONTWRITEBYTECODE": "1"}
-    place = {name: value for name, value in place.items() if not name.startswith(("PYTEST_", "DBLP_NETEM_RUNNER"))}
+    place = {
+        name: value for name, value in place.items() if not name.startswith(("PYTEST_", "DBLP_NETEM_RUNNER"))
+    }
     done = subprocess.run(
         [*shlex.split(RUNNER), text],
         env=place,
