@@ -302,12 +302,21 @@ def _after_fork() -> None:
 _exit_calls: list[Callable[[], object]] = []
 
 
+_leaving = threading.Event()
+
+
+def leaving() -> bool:
+    """True from the moment at which the interpreter's exit has come to the engine."""
+    return _leaving.is_set()
+
+
 def at_exit(call: Callable[[], object]) -> None:
     """Have ``call()`` called at interpreter exit, after the engine has stopped."""
     _exit_calls.append(call)
 
 
 def _stop_at_exit() -> None:
+    _leaving.set()
     engine = _shared.engine
     if engine is not None:
         engine.stop("the process is exiting")

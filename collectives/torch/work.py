@@ -4,6 +4,11 @@ Two ways to wait exist in torch: ``Work.wait`` and the future of ``get_future``.
 future, with no timeout of its own, and runs callbacks (``then``) inside the completion; a callback may issue
 another collective and wait for it. So futures are completed on threads of ``_Completer``, never on the
 engine's thread, and are made only when somebody asks for one.
+
+At the interpreter's exit nobody is told that a collective has ended. Whoever waits then is a daemon thread, often deep in
+torch's C++: woken, it would ask for the interpreter's lock, be cut off there once the interpreter has begun to end, and
+abort the process or leave a lock behind that the process waits for. Asleep it goes with the process. What is waited for
+later (in exit handlers) raises.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +29,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
-from dblp.collectives.engine import at_exit
+from dblp.collectives.engine import at_exit, leaving
 from dblp.collectives.report import Report
 from dblp.collectives.torch.staging import Arrival, Restore, current
 from dblp.errors import DeadlineError
@@ -87,15 +93,24 @@ class DblpWork(c10d.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; ``timedelta(0)`` means the collective's own timeout. Raises DistBackendError."""
-        seconds = timeout.total_seconds()
-        if not self._gate.acquire(timeout=seconds if seconds > 0 else self._timeout_s + GRACE_SECONDS):
-            limit = seconds if seconds > 0 else self._timeout_s
-            raise dist.DistBackendError(f"dblp: {self._what}: {_timed_out(limit)} in wait(): it goes on")
+        if not self._gate.acquire(blocking=False):
+            self._sleep(timeout.total_seconds())
         self._gate.release()
         self._raise_error()
         if self._arrival is not None:
             self._arrival.join()
         return True
+
+    def _sleep(self, timeout_s: float) -> None:
+        """Until the gate is open."""
+        if leaving():
+            self._raise_error()
+            raise dist.DistBackendError(f"dblp: {self._what}: not done, and the process is exiting")
+        with completer.resting():
+            if self._gate.acquire(timeout=timeout_s if timeout_s > 0 else self._timeout_s + GRACE_SECONDS):
+                return
+        limit = timeout_s if timeout_s > 0 else self._timeout_s
+        raise dist.DistBackendError(f"dblp: {self._what}: {_timed_out(limit)} in wait(): it goes on")
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future of the output tensors; its callbacks run on a thread where they may wait for other
@@ -145,6 +160,8 @@ class DblpWork(c10d.Work):
         with self._future_lock:
             self._ended = True
             base, before_end = self._base, self._before_end
+        if leaving():
+            return
         if before_end is not None:
             before_end()
         self._gate.release()
@@ -240,6 +257,7 @@ class _Completer:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
+        self._resting: set[int] = set()
         self._free = 0
         self._closed = False
 
@@ -254,16 +272,31 @@ class _Completer:
                 self._start()
             self._queue.put(task)
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """End idle threads and wait a little for busy ones: none may run Python code while the interpreter
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """While the calling thread waits for the end of a collective: an exit doesn't wait for that."""
+        ident = _thread.get_ident()
+        self._resting.add(ident)
+        try:
+            yield
+        finally:
+            self._resting.discard(ident)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End idle threads and wait for busy ones, ``timeout_s`` in all: none may run Python code while the interpreter
         goes."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
         for _ in threads:
             self._queue.put(None)
-        for thread in threads:
-            thread.join(timeout_s)
+        due = time.monotonic() + timeout_s
+        while busy := [
+            thread for thread in threads if thread.is_alive() and thread.ident not in self._resting
+        ]:
+            if time.monotonic() > due:
+                break
+            busy[0].join(0.01)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._serve, name="dblp-completion", daemon=True)

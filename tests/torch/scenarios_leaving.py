@@ -3,6 +3,7 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -10,12 +11,14 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import dblp
+from dblp.collectives import engine
 from tests.benchmarks.flatness import STEPS, Course, watch
 
 LEAST_LEAK_BYTES = 32 * 1024
@@ -121,9 +124,42 @@ EXITS = (_late, _chained, _met, _transfers, _lossy, _thread, _backward)
 """What may be in flight when the interpreter ends."""
 
 
-def exit_in_flight(rank, world_size, folder, number):
+def _hogged():
+    """From dblp's exit on nobody else gets the interpreter's lock: what dblp wakes then wakes in an interpreter that ends."""
+    atexit.unregister(engine._stop_at_exit)
+    atexit.register(sum, range(30_000_000))  # keeps the lock: a loop in C
+    atexit.register(engine._stop_at_exit)  # runs before it
+
+
+def _wait_at_last(works, said):
+    """After dblp's own exit: an error, no hang. Then tells the other rank that it may leave."""
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            sys.stderr.write(f"{error}\n")
+    said.touch()
+
+
+def exit_waited_for(rank, world_size, folder):
+    """A work that nobody meets is waited for when dblp has gone."""
+    _init(rank, world_size, folder)
+    dist.barrier()
+    said = Path(folder, "said")
+    if rank == 0:
+        atexit.unregister(engine._stop_at_exit)
+        works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(2)]
+        atexit.register(_wait_at_last, works, said)
+        atexit.register(engine._stop_at_exit)
+    while rank == 1 and not said.exists():
+        time.sleep(0.01)
+
+
+def exit_in_flight(rank, world_size, folder, number, hogged=False):
     """The ``number``-th kind of work is in flight when the interpreter ends, at another moment on each rank."""
     _init(rank, world_size, folder)
+    if hogged:
+        _hogged()
     dist.barrier()
     left = EXITS[number % len(EXITS)](rank)
     time.sleep(0.003 * (number % 5) * (rank + 1))
