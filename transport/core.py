@@ -47,6 +47,9 @@ CREDIT_SHARE = 0.8
 number of senders rose."""
 SMALL_BYTES = 4096
 """Bursts up to this size don't count against a turn."""
+SMALL_EXCHANGE_BYTES = 64 * 1024
+"""Of messages up to this size that go both ways, FINAL may wait for company: a datagram less of about four in small rounds that
+follow each other."""
 ACTIVE_S = 50e-3
 """A peer that has sent chunks counts for this long when the receive buffer is divided: longer than the gap between two
 rounds that follow each other."""
@@ -544,7 +547,7 @@ class Core:
         transfer ends alone: only who posted it knows whether somebody waits for it, as a recv from any rank goes on without."""
         self.gone.add(peer)
         sender, receiver = self.senders[peer], self.receivers[peer]
-        sender.control.clear()
+        sender.forget_control()
         waiting = [message for message in receiver.messages.values() if message.posted]
         if sender.messages or any(in_order(round_of(message.id)) for message in waiting):
             text = f"rank {peer} closed its group while rank {self.rank} was still in a round with it"
@@ -601,7 +604,8 @@ class Core:
             if receiver.completed:
                 completed, receiver.completed = receiver.completed, []
                 for message in completed:
-                    self._send_final(peer, receiver, message.id)
+                    hold = self._both_ways(peer, message)
+                    self._send_final(peer, receiver, message.id, now if hold else None)
                     self._finish(message, message.outcome())
             if receiver.late:
                 late, receiver.late = receiver.late, set()
@@ -613,7 +617,18 @@ class Core:
             self._events.append(Completed(message.on_done, outcome))
             message.on_done = None
 
-    def _send_final(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
+    def _both_ways(self, peer: int, message: Incoming) -> bool:
+        """A small message of an exact round, in which this rank gives the peer as much as it takes: the peer waits for ours, and
+        not for our word on its own (``Outgoing.detach``)."""
+        spec = message.spec
+        if spec is None or spec.budget > 0.0 or spec.nbytes > SMALL_EXCHANGE_BYTES:
+            return False
+        return in_order(round_of(message.id)) and message.id in self.senders[peer].messages
+
+    def _send_final(
+        self, peer: int, receiver: PeerReceiver, message_id: int, hold_from: float | None = None
+    ) -> None:
+        """At once, or from ``hold_from`` on with what leaves next."""
         if peer in self.gone:
             return
         sender = self.senders[peer]
@@ -622,7 +637,10 @@ class Core:
             for part in receiver.tombstones.get(message_id, ())
         ]
         for control in finals:
-            sender.queue_control(control)
+            if hold_from is None:
+                sender.queue_control(control)
+            else:
+                sender.hold(control, hold_from)
 
     def _repeat_final(self, peer: int, receiver: PeerReceiver, message_id: int) -> None:
         """Something came for a message that is over: the peer may not have had our FINAL."""

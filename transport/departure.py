@@ -53,6 +53,8 @@ class Departure:
         outbox = self._outbox
         self.tried_at = now
         waiting = 0
+        if outbox.held and (outbox.control or any(message.sendable() for message in outbox.active)):
+            outbox.release_held()
         if outbox.control and (bundle := self._bundle(now)) is not None:
             return bundle
         while outbox.active:

@@ -23,6 +23,9 @@ CLEAN_LOSS = 0.5
 """Datagrams lost lately (a decaying count) below which a path is clean: the last burst says itself that it is the last."""
 INLINE_QUEUE = 32
 """Control that waits to leave, above which messages of one chunk wait for their turn as others do."""
+HELD_S = 2e-3
+"""How long a FINAL for which nobody waits may wait for something that leaves for the same peer: longer than small rounds are
+apart that follow each other. Well below the retransmission timeout of the message."""
 BLOCKED_SHARE = 0.125
 """Distance of the questions of a blocked sender, as a share of how long it has been blocked: a lost grant costs no more than
 that, and a peer that comes to its receive minutes later is asked once in ``MAX_PROBE_GAP_S``."""
@@ -47,6 +50,8 @@ class Outbox:
         self.several = several
         self.messages: dict[int, Outgoing] = {}
         self.control: deque[Control] = deque()
+        self.held: list[Control] = []  # control that leaves with what leaves next, or at ``held_until``
+        self.held_until = float("inf")
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self.active_ids: set[int] = set()
         self.early_bytes = config.early_bytes
@@ -142,9 +147,15 @@ class Outbox:
         self.active.clear()
         self.active_ids.clear()
 
+    def forget_control(self) -> None:
+        """The peer has left: nothing of it need leave."""
+        self.control.clear()
+        self.held.clear()
+        self.held_until = float("inf")
+
     def idle(self) -> bool:
         """Nothing waits to leave and nothing that must arrive is unacknowledged."""
-        if self.messages or self.control:
+        if self.messages or self.control or self.held:
             return False
         return not any(
             flight.control is not None and flight.control.reliable and not flight.control.dropped
@@ -206,6 +217,18 @@ class Outbox:
             path = self._main
             self.control.extend(control.copy() for _ in range(path.question_copies() - 1))
 
+    def hold(self, control: Control, now: float) -> None:
+        """Let a control datagram leave with what leaves next, in ``HELD_S`` at the latest."""
+        self.held.append(control)
+        self.held_until = min(self.held_until, now + HELD_S)
+
+    def release_held(self) -> None:
+        """What was held leaves with the next bursts."""
+        held, self.held = self.held, []
+        self.held_until = float("inf")
+        for control in held:
+            self.queue_control(control)
+
     def queue_question(self, control: Control) -> None:
         """Let a control datagram leave that is not repeated by itself: in copies where much is lost."""
         self.control.append(control)
@@ -213,7 +236,7 @@ class Outbox:
 
     def final_pending(self, message_id: int) -> bool:
         """A FINAL of this message waits to leave or to be acknowledged."""
-        queued = any(c.type is Type.FINAL and c.message == message_id for c in self.control)
+        queued = any(c.type is Type.FINAL and c.message == message_id for c in (*self.control, *self.held))
         return queued or any(
             f.control is not None and f.control.type is Type.FINAL and f.control.message == message_id
             for path in self.paths

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 
 from dblp.transport import wire
 
 TELL_BURSTS = wire.MASK_WINDOW // 2
 """Bursts of a class after which feedback is due at once: what a window of masks has left behind untold counts as lost. One such
 feedback may be lost itself."""
+TOLD_TIMES = 3
+"""Reports in which each burst is told of while nothing is known to be lost: so many must be lost in a row for the sender to
+take for lost what came."""
 
 
 class ReceiveSpace:
     """Which bursts of one class came on one path: a mask a burst, over a sliding window."""
 
-    __slots__ = ("changed", "highest", "masks", "origin", "told")
+    __slots__ = ("changed", "highest", "lowest", "masks", "origin", "told", "told_from")
     _CAPACITY = 4096
 
     def __init__(self) -> None:
@@ -22,6 +26,8 @@ class ReceiveSpace:
         self.origin = 0
         self.highest = -1
         self.told = -1  # ``highest`` at the last report
+        self.lowest = 1 << 63  # of the bursts that were marked since
+        self.told_from: deque[int] = deque(maxlen=TOLD_TIMES)  # ``lowest`` at the last reports
         self.changed = False
 
     def widen(self, seq: int) -> int:
@@ -41,6 +47,8 @@ class ReceiveSpace:
         for at in range(index, index + bursts):
             masks[at] |= mask
         self.changed = True
+        if seq < self.lowest:
+            self.lowest = seq
         if stop > self.highest:
             self.highest = stop - 1
 
@@ -68,9 +76,14 @@ class ReceiveSpace:
         self.masks = kept + array("Q", bytes(8 * (self._CAPACITY - len(kept))))
         self.origin = start
 
-    def report(self, cls: int, most: int) -> wire.Space:
-        """The window of masks up to the highest burst, at most ``most`` of them."""
+    def report(self, cls: int, most: int, *, again: bool = True) -> wire.Space:
+        """The window of masks up to the highest burst, at most ``most`` of them; unless ``again`` only what is newer than
+        ``TOLD_TIMES`` reports."""
         base = max(self.origin, self.highest - min(most, wire.MASK_WINDOW) + 1, 0)
+        self.told_from.append(self.lowest)
+        self.lowest = 1 << 63
+        if not again:
+            base = min(max(base, min(self.told_from)), self.highest)
         masks = self.masks[base - self.origin : self.highest - self.origin + 1]
         self.told = self.highest
         return wire.Space(cls, base & 0xFFFFFFFF, len(masks), int.from_bytes(masks.tobytes(), "little"))

@@ -42,6 +42,8 @@ TOLD_AGAIN = 8
 """Bursts of a class without news that feedback on a less urgent class tells of again."""
 KEEPS_ORDER_BURSTS = 256
 """Bursts in a row without one behind a later one after which a path is taken to keep its order."""
+TOLD_AGAIN_S = 1.0
+"""Behind a loss reports have their whole window for so long: those that told of it before may have been lost with it."""
 LOSSY_S = 50e-3
 """A path is lossy for this long after a gap: answers go out twice."""
 ASK_WAIT_S = 1e-3
@@ -650,7 +652,8 @@ class PeerReceiver:
                 continue
             space.changed = False
             whole = news[cls] or path.asked
-            report = space.report(cls, (room - wire.SPACE_BYTES) // 8 if whole else TOLD_AGAIN)
+            most = (room - wire.SPACE_BYTES) // 8 if whole else TOLD_AGAIN
+            report = space.report(cls, most, again=path.asked or path.echo_at - path.gap_at < TOLD_AGAIN_S)
             size = wire.SPACE_BYTES + 8 * report.count
             if size > left and groups[-1]:
                 groups.append([])

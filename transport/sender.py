@@ -68,6 +68,7 @@ class PeerSender:
         self.send, self.drop_round = outbox.send, outbox.drop_round
         self.fail, self.idle = outbox.fail, outbox.idle
         self.queue_control, self.queue_question = outbox.queue_control, outbox.queue_question
+        self.hold, self.forget_control = outbox.hold, outbox.forget_control
         self.final_pending = outbox.final_pending
         self.arm_if_blocked = outbox.arm_if_blocked
         self.next_burst = self._departure.next_burst
@@ -153,7 +154,7 @@ class PeerSender:
 
     def next_timeout(self) -> float:
         """Seconds (on the core's clock) at which ``on_timer`` has something to do; infinity if nothing has."""
-        at = float("inf")
+        at = self.outbox.held_until
         for path in self.paths:
             if path.probe_at < at:
                 at = path.probe_at
@@ -164,7 +165,9 @@ class PeerSender:
         return at
 
     def on_timer(self, now: float) -> None:
-        """Loss timers and retransmission timeouts that are due."""
+        """Loss timers and retransmission timeouts that are due, and control that was held."""
+        if self.outbox.held_until <= now:
+            self.outbox.release_held()
         for path in self.paths:
             if path.loss_at <= now:
                 self.fates.detect_loss(path, now)

@@ -25,7 +25,7 @@ the bytes of the sender's array as they are in memory, a multiple of {CHUNK_ALIG
 Datagrams leave in bursts of at most {wire.BURST_DATAGRAMS}: all of a burst are of one message, path and class, have one
 length but for the last, and share every header field but `position`, `chunk`, `contributions` and `length`. The packet number
 of a datagram, within its (path, class), is (`burst`, `position`). FEEDBACK acknowledges packet numbers, by one mask of 64 bits
-a burst over a window of {wire.MASK_WINDOW} bursts, so that any feedback makes up for those that were lost before it.
+a burst over a window of up to {wire.MASK_WINDOW} bursts, so that any feedback makes up for those that were lost before it.
 Everything but FEEDBACK and the handshake is acknowledged so. Lost OPEN, FINAL, ABORT and LEFT are sent again, with a new
 packet number.
 
