@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dblp.errors import ConfigError
-from dblp.units import parse_bytes
+from dblp.units import parse_bytes, parse_seconds
 
 T = TypeVar("T")
 
@@ -59,6 +59,18 @@ def parse_size(option: str, text: str) -> int:
         return _size(text)
     except ValueError:
         raise ConfigError(f"{option} {text!r}: not {_SIZE}") from None
+
+
+def parse_time(option: str, text: str) -> float:
+    """Read a time in seconds: ``"20s"``, ``"1min"``, or a bare number of seconds; raises ConfigError."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return parse_seconds(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def parse_seeds(text: str) -> list[int]:

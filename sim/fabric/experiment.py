@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from dblp.errors import ConfigError
+from dblp.errors import ConfigError, did_you_mean
 from dblp.sim.fabric.load import build, scenario
 from dblp.sim.fabric.scenario import Scenario
 
@@ -168,7 +168,10 @@ def load_experiment(name: str) -> Experiment:
     if name in experiment_names():
         return read_experiment(name, resources.files(PACKAGE).joinpath(f"{name}.toml").read_text())
     if not name.endswith(".toml"):
-        raise ConfigError(f"experiment {name!r}: known are {', '.join(experiment_names())}, or a TOML file")
+        raise ConfigError(
+            f"experiment {name!r}: known are {', '.join(experiment_names())}, or a TOML file"
+            f"{did_you_mean(name, experiment_names())}"
+        )
     try:
         text = Path(name).read_text()
     except OSError as error:

@@ -157,9 +157,9 @@ def training(document: Document, form: str = "svg") -> bytes:
         return _bytes(figure, form)
 
 
-def overview(document: Document) -> bytes:
-    """One PNG for a slide or a chat: distributions, or wall time and accuracy of a training."""
-    return training(document, "png") if document["experiment"]["train"] else distributions(document, "png")
+def overview(document: Document, form: str = "png") -> bytes:
+    """One picture for a slide or a chat: distributions, or wall time and accuracy of a training. ``form``: of matplotlib's."""
+    return training(document, form) if document["experiment"]["train"] else distributions(document, form)
 
 
 def _sizes(document: Document) -> list[int]:

@@ -12,7 +12,9 @@ import typer
 
 from dblp.cli.bench.burst_plan import ARMS, RANKS, SOCKETS, VIRTUAL, BurstPlan, Case
 from dblp.cli.extras import require
+from dblp.cli.memory import require_memory
 from dblp.cli.options import parse_choices, parse_list, parse_size
+from dblp.cli.output import check_outputs
 from dblp.errors import ConfigError
 from dblp.units import format_bytes, format_seconds, parse_bps, parse_seconds
 
@@ -75,9 +77,16 @@ def burst(
         control_too=control_too,
         seed=seed,
     )
+    check_outputs({"--json": json})
+    jobs = jobs or len(os.sched_getaffinity(0))
+    require_memory(
+        jobs * RANKS * 2 * nbytes,  # a contribution and its result
+        f"--size, --jobs: {jobs} times {RANKS} ranks with {format_bytes(nbytes)}",
+        "take a smaller size or fewer jobs",
+    )
     if SOCKETS in plan.modes:
         require("torch")
-    _bench(plan, jobs or len(os.sched_getaffinity(0)), json)
+    _bench(plan, jobs, json)
 
 
 def _bench(plan: BurstPlan, jobs: int, json: Path | None) -> None:

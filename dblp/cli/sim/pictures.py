@@ -18,8 +18,10 @@ MOST_RANKS = 64
 """Ranks in the time line."""
 
 
-def draw(experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult]) -> bytes:
-    """A PNG: one row of completion, then for each arm that has a picture its queues, loads and time line."""
+def draw(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult], form: str = "png"
+) -> bytes:
+    """One row of completion, then for each arm that has a picture its queues, loads and time line; ``form``: of matplotlib's."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,7 +40,7 @@ def draw(experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequen
         _time_line(figure.add_subplot(grid[number, 2]), result, longest)
     figure.suptitle(experiment.title)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+    figure.savefig(buffer, format=form, dpi=90)
     plt.close(figure)
     return buffer.getvalue()
 

@@ -9,6 +9,7 @@ import typer
 
 from dblp.cli.extras import require
 from dblp.cli.options import parse_choice, parse_choices, parse_seeds
+from dblp.cli.output import check_outputs
 from dblp.cli.train.plan import DEFAULT_IMPAIR, TrainPlan
 from dblp.cli.train.policies import (
     ARMS,
@@ -88,6 +89,7 @@ def train(
         budget=budget,
         stop=policy_stop,
     )
+    check_outputs({"--json": json}, {"--figure": figure})
     require("torch", "matplotlib")
     _train(plan, figure, json)
 
