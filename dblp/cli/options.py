@@ -9,6 +9,8 @@ from dblp.errors import ConfigError
 from dblp.units import parse_bytes, parse_seconds
 
 T = TypeVar("T")
+MOST_SEEDS = 100_000
+"""Of one command: each is a run, or more."""
 
 
 def parse_list(option: str, text: str, read: Callable[[str], T], what: str) -> list[T]:
@@ -77,7 +79,10 @@ def parse_seeds(text: str) -> list[int]:
     """Read seeds: ``"3"`` is how many (0, 1, 2); with a comma, the seeds themselves: ``"7,"``, ``"1,5"``."""
     what = "a number of seeds (3) or the seeds themselves (0,1,5)"
     if "," not in text:
-        return list(range(parse_list("--seeds", text, _at_least(1), what)[0]))
+        count = parse_list("--seeds", text, _at_least(1), what)[0]
+        if count > MOST_SEEDS:
+            raise ConfigError(f"--seeds {text!r}: {MOST_SEEDS} at most; a seed itself has a comma: '{text},'")
+        return list(range(count))
     return parse_list("--seeds", text.removesuffix(","), _at_least(0), what)
 
 

@@ -65,6 +65,8 @@ def write_file(option: str, path: Path, content: bytes) -> None:
 
 def make_folder(option: str, path: Path) -> None:
     """Make a file's folder by the rule; raises LocalError, or OSError where the kernel refuses."""
+    if path.parent.exists() and not path.parent.is_dir():
+        raise LocalError(f"{option} {path}: cannot be written: {path.parent} is no folder")
     if not path.parent.is_dir():
         _check_parent(option, path, path.parent)
         path.parent.mkdir(exist_ok=True)

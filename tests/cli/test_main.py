@@ -86,7 +86,9 @@ def test_ctrl_c_while_modules_are_imported_shows_no_trace(module):
 @pytest.mark.processes
 def test_ctrl_c_is_ignored_where_the_parent_wants_it():
     """As under nohup, or behind a shell's ``&``."""
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + INTERRUPTED_AT.replace("NAME", "'typer'")
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + INTERRUPTED_AT.replace(
+        "NAME", "'typer'"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )

@@ -25,7 +25,9 @@ def test_one_folder_is_made_and_no_more(tmp_path):
     write_file("--json", tmp_path / "a" / "x.json", b"1")
     assert (tmp_path / "a" / "x.json").read_bytes() == b"1"
     for work in (lambda path: check_outputs({"--json": path}), lambda path: write_file("--json", path, b"1")):
-        with pytest.raises(LocalError, match=f"there is no folder {tmp_path}/b. Remedy: mkdir -p {tmp_path}/b/c"):
+        with pytest.raises(
+            LocalError, match=f"there is no folder {tmp_path}/b. Remedy: mkdir -p {tmp_path}/b/c"
+        ):
             work(tmp_path / "b" / "c" / "x.json")
     assert not (tmp_path / "b").exists()
 
@@ -40,7 +42,7 @@ def test_nothing_is_made_in_the_root_folder():
     ("name", "says"),
     [
         ("", "is a folder; name a file"),
-        ("file/x.png", "cannot be written: Not a directory|is no folder"),
+        ("file/x.png", "file is no folder"),
         ("file/a/x.png", "is no folder"),
         ("x.foo", r"a picture cannot end in .foo; use one of .png, .svg"),
         ("x", "a picture's name needs an ending"),

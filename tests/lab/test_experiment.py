@@ -72,7 +72,10 @@ def test_a_file_says_everything(tmp_path):
         ({"arms": ["gloo-foo"]}, "arms: arm, column 1: 'foo' is no congestion control of TCP"),
         ({"arms": ["gloo-cubik"]}, "did you mean 'cubic'?"),
         ({"arms": ["defualt"]}, "did you mean 'default'?"),
-        ({"impair": "loss(0.1),links(h9)"}, "impair: links(h9): no link 'h9' in this star: known are h0, h1, h2, h3"),
+        (
+            {"impair": "loss(0.1),links(h9)"},
+            "impair: links(h9): no link 'h9' in this star: known are h0, h1, h2, h3",
+        ),
         ({"impair": "loss(0.1),links(h0+h11)"}, "did you mean 'h1'?"),
         ({"impair": "rate(1bit)"}, "impair: rate: 1 bit/s will not do: 8kbit at least, at which a packet"),
         ({"impair": "rate(1gbit,queue=8G)"}, "a queue of 1073741824 bytes fit"),
@@ -125,8 +128,14 @@ def test_what_lacks_is_named(lacking):
 @pytest.mark.parametrize(
     ("train", "says"),
     [
-        ('model = "resnt"', "train: model='resnt': known are mlp, cnn, resnet, transformer; did you mean 'resnet'?"),
-        ('data = "mnist"', "train: data='mnist': known are digits, fashion-mnist, text; did you mean 'fashion-mnist'?"),
+        (
+            'model = "resnt"',
+            "train: model='resnt': known are mlp, cnn, resnet, transformer; did you mean 'resnet'?",
+        ),
+        (
+            'data = "fashion_mnist"',
+            "train: data='fashion_mnist': known are digits, fashion-mnist, text; did you mean 'fashion-mnist'?",
+        ),
         ('data = "text"', "train: model='cnn' cannot read data='text'; its models: transformer"),
         ("batch = 63", "train: batch=63: samples a step over all ranks, a multiple of hosts=4"),
         ("epochs = -1", "train: epochs=-1"),
@@ -177,7 +186,10 @@ def test_files_that_cannot_be_read(tmp_path):
         (["run", "clean", "--capture", "FOLDER"], "is a folder; name a file"),
         (["run", "clean", "--capture", "x.pcap", "--capture-host", "4"], "there are hosts 0 to 3"),
         (["run", "train-bursts", "--epochs", "0"], "--epochs 0"),
-        (["run", "train-bursts", "--data", "text"], "with these options: train: model='cnn' cannot read data='text'"),
+        (
+            ["run", "train-bursts", "--data", "text"],
+            "with these options: train: model='cnn' cannot read data='text'",
+        ),
         (["run", "train-bursts", "--data", "fashion-mnist", "--data-dir", "FOLDER"], "[.gz]: no such file"),
         (["run", "claen"], "did you mean 'clean'?"),
         (["run", "clean", "--seconds", "inf"], "seconds=inf"),

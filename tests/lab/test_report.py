@@ -181,7 +181,14 @@ def test_few_rounds_tell_nothing(rounds, verdict, tmp_path, capsys):
     for name, factor in (("a", 1.0), ("b", 0.5)):
         made = document(run([block("default", (factor * seconds).tolist())], arms=["default"]))
         (tmp_path / f"{name}.json").write_text(json.dumps(made))
-    arguments = ["lab", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json", str(tmp_path / "c.json")]
+    arguments = [
+        "lab",
+        "compare",
+        str(tmp_path / "a.json"),
+        str(tmp_path / "b.json"),
+        "--json",
+        str(tmp_path / "c.json"),
+    ]
     assert dblp(arguments) == 0
     (record,) = json.loads((tmp_path / "c.json").read_text())["records"]
     assert (record["verdict"], record["before_rounds"], record["after_rounds"]) == (verdict, rounds, rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,8 +89,8 @@ def make_model_trace(
     from dblp.cli.host import write_json
     from dblp.sim.fabric.models import RATE, make_trace
 
-    if batch < 0 or rate < 0:
-        raise ConfigError(f"--batch {batch}, --rate {rate:g}: must not be negative")
+    if batch < 0 or not 0 <= rate < math.inf:
+        raise ConfigError(f"--batch {batch}, --rate {rate:g}: must not be negative, nor without bounds")
     trace = make_trace(model, batch, rate or RATE)
     check_outputs({"--output": output})
     write_json(output, trace, "--output")
