@@ -14,6 +14,7 @@ TRAIN_REFUSALS = [
     (["--batch", "100000"], "only 1347 training samples"),
     (["--epochs", "0"], "--epochs 0"),
     (["--lr", "0"], "--lr 0"),
+    (["--lr", "inf"], "--lr inf"),
     (["--budget", "1"], "budget=1"),
     (["--policy-stop", "never"], "'never'"),
     (["--arms", "tcp"], "'tcp'"),

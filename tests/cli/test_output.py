@@ -58,7 +58,7 @@ def test_pictures_that_cannot_be_written(tmp_path, name, says):
 
 
 def test_two_options_have_two_files(tmp_path):
-    with pytest.raises(LocalError, match="--report .*: is the file of --json too"):
+    with pytest.raises(LocalError, match=r"--report .*: is the file of --json too"):
         check_outputs({"--json": tmp_path / "x", "--report": tmp_path / "x"})
 
 

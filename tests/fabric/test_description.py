@@ -236,7 +236,7 @@ set = {"routing.policy" = "spray"}
         ('["1M", "4M"]', "[]", "axes: workload.size=.*: an array of one value or more"),
         ('["1M", "4M"]', '"1M"', "axes: workload.size='1M': an array of one value or more"),
         ('"workload.size"', '"topology.kind.x"', "arm 'ecmp': topology.kind.x: no such field"),
-        ('{"routing.policy" = "spray"}', "4", r"arms\\[1\\]: set=4: a table of dotted names"),
+        ('{"routing.policy" = "spray"}', "4", r"arms\[1\]: set=4: a table of dotted names"),
         (
             '{"routing.policy" = "spray"}',
             '{"routing.polcy" = "spray"}',

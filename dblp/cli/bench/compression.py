@@ -16,7 +16,7 @@ from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_
 from dblp.collectives.compression.registry import parse_compression
 from dblp.errors import ConfigError
 from dblp.transport.policy import Bounded
-from dblp.units import parse_bps
+from dblp.units import format_count, parse_bps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def compression(
     plan = CompressionPlan(
         methods=_methods(methods),
         ranks=_at_least("--ranks", ranks, 2),
-        rates_bps=tuple(parse_list("--rates", rates, _rate, "a rate above 0 Mb/s")),
+        rates_bps=tuple(parse_list("--rates", rates, _rate, "a rate above 0: Mb/s, or with a unit (1gbit)")),
         loss=_share("--loss", loss),
         budget=Bounded(budget).budget,
         melem=_at_least("--melem", melem, 1),
@@ -72,7 +72,7 @@ def compression(
         data_dir=str(data_dir) if data_dir else "",
         model=model,
         optimizer=optimizer,
-        lr=recipe.lr[optimizer] if lr is None else lr,
+        lr=recipe.lr[optimizer] if lr is None else _learning_rate(lr),
         batch=recipe.batch,
         steps=-1 if steps is None else _at_least("--steps", steps, 0),
         epoch_steps=epoch_steps,
@@ -109,7 +109,7 @@ def _bench(plan: CompressionPlan, epochs: int, json: Path | None) -> None:
             trainings = Trainings(plan)
         console.print(
             f"[bold]dblp bench compression[/]: {plan.model} on {plan.data}, {plan.optimizer} at {plan.lr:g}, "
-            f"{plan.steps} steps of {plan.batch}, {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}",
+            f"{format_count(plan.steps, 'step')} of {plan.batch}, {format_count(len(plan.seeds), 'seed')}",
             highlight=False,
         )
     figures = run(plan, trainings, console)
@@ -161,6 +161,12 @@ def _rate(item: str) -> float:
         value = parse_bps(item)
     if not 0.0 < value < float("inf"):
         raise ValueError(item)
+    return value
+
+
+def _learning_rate(value: float) -> float:
+    if not 0.0 < value < float("inf"):
+        raise ConfigError(f"--lr {value}: a learning rate above 0 is needed")
     return value
 
 

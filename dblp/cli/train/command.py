@@ -25,6 +25,7 @@ from dblp.cli.train.policies import (
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
 from dblp.errors import ConfigError
 from dblp.transport.impair_spec import parse_impair
+from dblp.units import format_count
 
 if TYPE_CHECKING:
     from dblp.cli.train.outcome import Outcome
@@ -164,7 +165,7 @@ def run(plan: TrainPlan, console: Any) -> list[Outcome]:
 def _headline(plan: TrainPlan, samples: int) -> str:
     return (
         f"[bold]dblp train[/]: {plan.model} on {plan.data} ({samples} samples), {plan.ranks} ranks,"
-        f" {plan.epochs} epochs, batch {plan.batch}, {plan.optimizer} at {plan.lr:g}\n"
+        f" {format_count(plan.epochs, 'epoch')}, batch {plan.batch}, {plan.optimizer} at {plan.lr:g}\n"
         f"dblp arms under {plan.impair or 'no impairment'}"
         + (
             f"\n{BOUNDED}: budget {plan.budget:.0%}, stop rule {plan.stop}"
@@ -175,7 +176,7 @@ def _headline(plan: TrainPlan, samples: int) -> str:
 
 
 def _caption(plan: TrainPlan) -> str:
-    seeds = f"{len(plan.seeds)} seed" + "s" * (len(plan.seeds) > 1)
+    seeds = format_count(len(plan.seeds), "seed")
     budget = f", budget {plan.budget:.0%}" if any(map(is_bounded, plan.arms)) else ""
     return (
         f"{plan.model} on {plan.data}, {plan.ranks} ranks, {seeds}."
