@@ -63,11 +63,6 @@ def parse_size(option: str, text: str) -> int:
         raise ConfigError(f"{option} {text!r}: not {_SIZE}") from None
 
 
-def parse_share(item: str) -> float:
-    """Read a share: ``"0.6"`` or ``"60%"``; raises ValueError."""
-    return float(item[:-1]) / 100 if item.endswith("%") else float(item)
-
-
 def parse_time(option: str, text: str) -> float:
     """Read a time in seconds: ``"20s"``, ``"1min"``, or a bare number of seconds; raises ConfigError."""
     try:

@@ -13,7 +13,7 @@ import typer
 from dblp.cli.bench.burst_plan import ARMS, RANKS, SOCKETS, VIRTUAL, BurstPlan, Case
 from dblp.cli.extras import require
 from dblp.cli.memory import require_memory
-from dblp.cli.options import parse_choices, parse_list, parse_share, parse_size, parse_time
+from dblp.cli.options import parse_choices, parse_list, parse_size, parse_time
 from dblp.cli.output import check_outputs
 from dblp.errors import ConfigError
 from dblp.units import format_bytes, format_count, format_seconds, parse_bps
@@ -63,12 +63,12 @@ def burst(
     try:
         rate_bps = parse_bps(link)
     except ValueError as error:
-        raise ConfigError(f"--link: {error}") from None
+        raise ConfigError(f"--link {link!r}: {error}") from None
     plan = BurstPlan(
         modes=MODES[mode],
         arms=tuple(parse_choices("--arms", arms, ARMS)),
-        losses=tuple(parse_list("--losses", losses, parse_share, "a share, such as 0.6 or 60%")),
-        lows=tuple(parse_list("--lows", lows, parse_share, "a share, such as 0.008 or 0.8%")),
+        losses=tuple(parse_list("--losses", losses, float, "a share, such as 0.6")),
+        lows=tuple(parse_list("--lows", lows, float, "a share, such as 0.008")),
         nbytes=nbytes,
         bursts=bursts,
         rate_bps=rate_bps,
