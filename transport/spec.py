@@ -159,7 +159,7 @@ class Parser:
         """The values of an element whose name stood at ``start``; ``bare``: brackets may be left out where all have defaults."""
         if bare and not self.text.startswith("(", self.at) and not any(map(_required, fields(cls))):
             return cls()
-        self.take("(", f"'(' after {cls.name!r}{_as_in(cls)}: {_usage(cls)}")
+        self.take("(", f"'(' after {cls.name!r}: {_usage(cls)}{_as_in(cls)}")
         specs = {spec.metadata["name"]: spec for spec in fields(cls)}
         values: dict[str, Any] = {}
         while not self.text.startswith(")", self.at):
@@ -169,7 +169,7 @@ class Parser:
             values[spec.name] = self.take_value(spec.metadata["name"], spec.metadata["kind"])
         missing = [name for name, spec in specs.items() if spec.name not in values and _required(spec)]
         if missing:
-            self.fail(self.at, f"{cls.name} lacks {' and '.join(missing)}{_as_in(cls)}: {_usage(cls)}")
+            self.fail(self.at, f"{cls.name} lacks {' and '.join(missing)}: {_usage(cls)}{_as_in(cls)}")
         self.take(")", "')'")
         try:
             return cls(**values)
