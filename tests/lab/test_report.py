@@ -248,7 +248,7 @@ def test_progress_is_told_within_a_block_where_there_are_no_bars(monkeypatch):
     from tests.lab.made import experiment
 
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("dblp.cli.lab.progress.time.monotonic", lambda: now[0])
     out = io.StringIO()
     with progress.LabProgress(experiment(), Console(file=out)) as shown:
         for now[0], done in ((1.0, 1), (11.0, 2), (12.0, 3), (22.0, 4)):
