@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -73,3 +74,9 @@ class DeadlineError(RemoteError, TimeoutError):
     """A round passed its deadline. ``ranks`` are those that are missing."""
 
     code = "deadline"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error's text: ``; did you mean 'cnn'?``, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

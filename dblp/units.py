@@ -66,8 +66,8 @@ def picoseconds(seconds: float) -> Picoseconds:
 
 def format_bytes(size: float) -> str:
     """Write a size in powers of 1024: ``26214400`` is ``"25 MiB"``."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024 or unit == "MiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
             return f"{size:.4g} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
@@ -80,3 +80,8 @@ def format_seconds(seconds: float) -> str:
     if seconds >= 1e-3:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds * 1e6:.3g} us"
+
+
+def format_count(count: int, what: str) -> str:
+    """Write a number of things: ``(1, "round")`` is ``"1 round"``, ``(2, "round")`` is ``"2 rounds"``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

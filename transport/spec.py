@@ -33,6 +33,8 @@ class Kind:
     """Raises ValueError (ConfigError is one) or OverflowError."""
     valid: Callable[[Any], bool]
     write: Callable[[Any], str]
+    example: str = ""
+    """As a person writes one, for errors."""
 
 
 def _parse_share(text: str) -> float:
@@ -73,25 +75,29 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
 
 
 SHARE = Kind(
-    "a share in 0..1 (or a percentage such as 5%)", _parse_share, _is_share, lambda v: repr(float(v))
+    "a share in 0..1 (or a percentage such as 5%)", _parse_share, _is_share, lambda v: repr(float(v)), "0.1"
 )
 SHARES = Kind(
     "a share in 0..1, or a range such as 0.6..0.9",
     _parse_shares,
     _is_shares,
     lambda v: repr(float(v[0])) if v[0] == v[1] else f"{float(v[0])!r}..{float(v[1])!r}",
+    "0.8",
 )
 TIME = Kind(
     "a time such as 2ms, not negative",
     parse_seconds,
     lambda value: isinstance(value, (int, float)) and 0.0 <= value <= MAX_SECONDS,
     lambda value: f"{float(value)!r}s",
+    "2ms",
 )
 SPAN = Kind(
-    "a time above 0 such as 2ms", parse_seconds, _between(0.0, MAX_SECONDS), lambda v: f"{float(v)!r}s"
+    "a time above 0 such as 2ms", parse_seconds, _between(0.0, MAX_SECONDS), lambda v: f"{float(v)!r}s", "2ms"
 )
-RATE = Kind("a rate above 0 such as 100mbit", parse_bps, _between(0.0, 1e15), lambda v: f"{float(v)!r}bit")
-SIZE = Kind("a size of at least 1 byte such as 256KB", parse_bytes, _is_size, lambda v: f"{v}B")
+RATE = Kind(
+    "a rate above 0 such as 100mbit", parse_bps, _between(0.0, 1e15), lambda v: f"{float(v)!r}bit", "100mbit"
+)
+SIZE = Kind("a size of at least 1 byte such as 256KB", parse_bytes, _is_size, lambda v: f"{v}B", "256KB")
 SEED = Kind(
     "a whole number that is not negative",
     _parse_seed,
@@ -153,7 +159,7 @@ class Parser:
         """The values of an element whose name stood at ``start``; ``bare``: brackets may be left out where all have defaults."""
         if bare and not self.text.startswith("(", self.at) and not any(map(_required, fields(cls))):
             return cls()
-        self.take("(", f"'(' after {cls.name!r}: {_usage(cls)}")
+        self.take("(", f"'(' after {cls.name!r}: {_usage(cls)}{_as_in(cls)}")
         specs = {spec.metadata["name"]: spec for spec in fields(cls)}
         values: dict[str, Any] = {}
         while not self.text.startswith(")", self.at):
@@ -163,7 +169,7 @@ class Parser:
             values[spec.name] = self.take_value(spec.metadata["name"], spec.metadata["kind"])
         missing = [name for name, spec in specs.items() if spec.name not in values and _required(spec)]
         if missing:
-            self.fail(self.at, f"{cls.name} lacks {' and '.join(missing)}: {_usage(cls)}")
+            self.fail(self.at, f"{cls.name} lacks {' and '.join(missing)}: {_usage(cls)}{_as_in(cls)}")
         self.take(")", "')'")
         try:
             return cls(**values)
@@ -229,6 +235,8 @@ class Parser:
 
     def fail(self, at: int, problem: str) -> NoReturn:
         """Raise ConfigError with the column, the text and a caret below the fault."""
+        if not self.text.strip():  # nothing to point at
+            raise ConfigError(f"{self.what}, column {at + 1}: {problem}")
         # A tab or newline would put the caret elsewhere than the fault.
         line = "".join(char if char.isprintable() else " " for char in self.text)
         raise ConfigError(f"{self.what}, column {at + 1}: {problem}\n  {line}\n  {' ' * at}^")
@@ -236,6 +244,16 @@ class Parser:
 
 def _required(spec: Field[Any]) -> bool:
     return spec.default is MISSING
+
+
+def _as_in(cls: type[Element]) -> str:
+    """An example with what cannot be left out: ``, as in topk(ratio=0.01)``; nothing where a kind has none."""
+    needed = [
+        (spec.metadata["name"], spec.metadata["kind"].example) for spec in fields(cls) if _required(spec)
+    ]
+    if not needed or not all(example for _, example in needed):
+        return ""
+    return f", as in {cls.name}({','.join(f'{name}={example}' for name, example in needed)})"
 
 
 def _usage(cls: type[Element]) -> str:

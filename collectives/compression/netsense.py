@@ -35,6 +35,12 @@ PART = Kind(
     lambda value: isinstance(value, (int, float)) and 0.0 < value < 1.0,
     lambda value: repr(float(value)),
 )
+FILLED = Kind(
+    "a share in (0, 1] of the bandwidth-delay product",
+    float,
+    lambda value: isinstance(value, (int, float)) and 0.0 < value <= 1.0,
+    lambda value: repr(float(value)),
+)
 PRUNED = Kind(
     "a share in [0, 1)",
     float,
@@ -105,7 +111,7 @@ class NetSense(Adaptive):
 
     name: ClassVar[str] = "netsense"
     op: ClassVar[str] = "max"
-    threshold: float = arg("threshold", RATIO, default=0.9)
+    threshold: float = arg("threshold", FILLED, default=0.9)
     """Of the bandwidth-delay product: more data are congestion."""
     decrease: float = arg("decrease", PART, default=0.1)
     """Least factor by which the share falls at once; it falls to what fits, and by ``_GENTLE`` at least."""

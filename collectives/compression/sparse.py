@@ -20,6 +20,7 @@ RATIO = Kind(
     float,
     lambda value: isinstance(value, (int, float)) and 0.0 < value <= 1.0,
     lambda value: repr(float(value)),
+    "0.01",
 )
 VALUES = choice("full", "fp16")
 """``full``: float32, float64 for gradients of that type. ``fp16``: what rounding takes away stays with the sender."""

@@ -11,6 +11,7 @@ import typer
 from dblp.cli.checks import Check, Status, python_checks, transport_checks
 from dblp.cli.host import document, write_json
 from dblp.cli.lab_checks import lab_checks
+from dblp.cli.output import check_outputs
 from dblp.transport.config import TransportConfig
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def doctor(
     """
     from rich.console import Console
 
+    check_outputs({"--json": json})
     checks = report(master)
     show(checks, Console())
     if json is not None:

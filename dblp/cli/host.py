@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dblp.errors import LocalError
+from dblp.cli.output import write_file
 
 _TCP_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -42,13 +42,9 @@ def document(command: str, records: Sequence[Mapping[str, Any]], **more: Any) ->
     }
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, with its folder if need be; raises LocalError that names the path."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-    except OSError as error:
-        raise LocalError(f"--json {path}: cannot be written: {error.strerror}") from None
+def write_json(path: Path, content: Mapping[str, Any], option: str = "--json") -> None:
+    """Write a JSON file, with its folder by ``dblp.cli.output``'s rule; raises LocalError that names option and path."""
+    write_file(option, path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def cpu_model() -> str:

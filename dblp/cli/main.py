@@ -1,57 +1,29 @@
-"""The command ``dblp``.
+"""The command ``dblp``: its entry, exit codes, and how errors are told. The commands themselves: ``dblp.cli.app``.
 
-Sub-commands import what they need when they run, so that ``dblp --help`` is quick and needs no torch.
+This module imports next to nothing, so that Ctrl-C is heard from the start: the commands take most of a second to import.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from importlib import metadata
-from typing import Annotated
-
-import typer
-from rich.console import Console
-from rich.markup import escape
-
-from dblp.cli.bench.burst import burst
-from dblp.cli.bench.command import allreduce
-from dblp.cli.bench.compression import compression
-from dblp.cli.doctor import doctor
-from dblp.cli.lab.command import lab
-from dblp.cli.pcap import pcap
-from dblp.cli.sim.command import sim
-from dblp.cli.train.command import train
-from dblp.errors import DblpError
+from types import FrameType
 
 EXIT_ERROR = 2
 """Exit code after a DblpError: wrong use, a missing package, a host that cannot do what was asked."""
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C, as shells have it."""
-
-app = typer.Typer(
-    name="dblp",
-    help="Loss-tolerant gradient all-reduce over UDP for PyTorch.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-bench = typer.Typer(help="Measure dblp against other transports, in one run.", no_args_is_help=True)
-bench.command()(allreduce)
-bench.command()(burst)
-bench.command()(compression)
-bench.callback()(lambda: None)
-app.command()(train)
-app.add_typer(bench, name="bench")
-app.add_typer(sim, name="sim")
-app.command()(doctor)
-app.command()(pcap)
-app.add_typer(lab, name="lab")
+_INTERRUPTED = "dblp: interrupted; nothing is left running"
 
 
 def main() -> None:
     """Console entry point: run the command line of this process and exit."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
+        signal.signal(signal.SIGINT, _end_at_once)
+        import dblp.cli.app  # noqa: F401  # here, while nothing runs that would have to end in order
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -60,34 +32,41 @@ def run(arguments: list[str]) -> int:
 
     0: done. 1: a worker failed. 2: wrong use or any other DblpError, told in one line. 130: Ctrl-C.
     """
+    from dblp.cli.app import app
+    from dblp.errors import DblpError
+
     try:
         app(args=arguments, prog_name="dblp")
     except DblpError as error:
-        Console(stderr=True).print(
-            f"[bold red]dblp: error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        _say(f"[bold red]dblp: error:[/] {_escaped(str(error))}")
         return getattr(error, "exit_code", EXIT_ERROR)
+    except KeyboardInterrupt:  # outside of the command itself
+        _say(f"[yellow]{_INTERRUPTED}[/]")
+        return EXIT_INTERRUPTED
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == EXIT_INTERRUPTED:
-            Console(stderr=True).print("[yellow]dblp: interrupted; nothing is left running[/]")
+            _say(f"[yellow]{_INTERRUPTED}[/]")
         return code
     return 0
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"dblp {metadata.version('dblp')}")
-        raise typer.Exit
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
 
 
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """Within an import: an exception there would come up as another one, or as a page of it."""
+    os.write(2, f"{_INTERRUPTED}\n".encode())
+    os._exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dblp.errors import ConfigError
-from dblp.units import parse_bytes
+from dblp.units import parse_bytes, parse_seconds
 
 T = TypeVar("T")
+MOST_SEEDS = 100_000
+"""Of one command: each is a run, or more."""
 
 
 def parse_list(option: str, text: str, read: Callable[[str], T], what: str) -> list[T]:
@@ -61,11 +63,26 @@ def parse_size(option: str, text: str) -> int:
         raise ConfigError(f"{option} {text!r}: not {_SIZE}") from None
 
 
+def parse_time(option: str, text: str) -> float:
+    """Read a time in seconds: ``"20s"``, ``"1min"``, or a bare number of seconds; raises ConfigError."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return parse_seconds(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
 def parse_seeds(text: str) -> list[int]:
     """Read seeds: ``"3"`` is how many (0, 1, 2); with a comma, the seeds themselves: ``"7,"``, ``"1,5"``."""
     what = "a number of seeds (3) or the seeds themselves (0,1,5)"
     if "," not in text:
-        return list(range(parse_list("--seeds", text, _at_least(1), what)[0]))
+        count = parse_list("--seeds", text, _at_least(1), what)[0]
+        if count > MOST_SEEDS:
+            raise ConfigError(f"--seeds {text!r}: {MOST_SEEDS} at most; a seed itself has a comma: '{text},'")
+        return list(range(count))
     return parse_list("--seeds", text.removesuffix(","), _at_least(0), what)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dblp.cli.extras import require
-from dblp.errors import ConfigError, LocalError
+from dblp.cli.output import check_outputs, write_file
+from dblp.errors import ConfigError
 from dblp.transport import lua as wireshark
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def pcap(
         raise ConfigError("dblp pcap: --plot and --json need a capture to read")
     if limit < 0:
         raise ConfigError(f"--limit {limit}: must not be negative")
+    check_outputs({"--lua": lua, "--json": json}, {"--plot": plot})
     if lua is not None:
         _write_lua(lua)
     if file is not None:
@@ -43,11 +46,7 @@ def pcap(
 
 
 def _write_lua(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(wireshark.script())
-    except OSError as error:
-        raise LocalError(f"--lua {path}: cannot be written: {error.strerror}") from None
+    write_file("--lua", path, wireshark.script().encode())
     typer.echo(f"dissector: {path}; use it with: wireshark -X lua_script:{path}")
 
 
@@ -58,6 +57,9 @@ def _read(file: Path, limit: int | None, plot: Path | None, json: Path | None) -
     from dblp.transport.capture import read_capture
     from dblp.transport.capture_summary import messages_of, rounds_of
 
+    # Scapy warns of the host's interfaces when it is imported, and of what it cannot dissect; here only files are read, and what
+    # is none of ours is counted with a reason.
+    logging.getLogger("scapy").setLevel(logging.ERROR)
     capture = read_capture(file)
     messages = messages_of(capture)
     rounds = rounds_of(messages)

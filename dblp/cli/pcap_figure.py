@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dblp.cli.output import make_folder
 from dblp.errors import LocalError
 from dblp.transport.capture_summary import MessageTrace
 
@@ -53,7 +54,7 @@ def draw(messages: Sequence[MessageTrace], path: Path, *, title: str) -> None:
         figure.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="upper right", ncols=4, frameon=False, fontsize=9
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder("--plot", path)
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise LocalError(f"--plot {path}: cannot be written: {error}") from None

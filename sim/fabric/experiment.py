@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from dblp.errors import ConfigError
+from dblp.errors import ConfigError, did_you_mean
 from dblp.sim.fabric.load import build, scenario
 from dblp.sim.fabric.scenario import Scenario
 
@@ -134,8 +134,8 @@ class Experiment:
         """All runs; raises ConfigError that names the arm if its scenario is wrong."""
         found = []
         for point, arm in itertools.product(self.points(), self.arms):
-            table = changed(self.table, {**dict(point), **arm.changes})
             try:
+                table = changed(self.table, {**dict(point), **arm.changes})
                 scenario(table)
             except ConfigError as error:
                 raise ConfigError(f"{self.name}: arm {arm.policy!r}: {error}") from None
@@ -168,7 +168,10 @@ def load_experiment(name: str) -> Experiment:
     if name in experiment_names():
         return read_experiment(name, resources.files(PACKAGE).joinpath(f"{name}.toml").read_text())
     if not name.endswith(".toml"):
-        raise ConfigError(f"experiment {name!r}: known are {', '.join(experiment_names())}, or a TOML file")
+        raise ConfigError(
+            f"experiment {name!r}: known are {', '.join(experiment_names())}, or a TOML file"
+            f"{did_you_mean(name, experiment_names())}"
+        )
     try:
         text = Path(name).read_text()
     except OSError as error:
@@ -187,41 +190,82 @@ def read_experiment(name: str, text: str) -> Experiment:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not TOML: {error}") from None
-    unknown = set(table) - {"title", "paper", "why", "seeds", "engine", "scenario", "arms", "axes", "claims"}
-    if unknown:
-        raise ConfigError(f"{name}: {sorted(unknown)[0]}: no such field of an experiment")
+    values = {**_DEFAULTS, "title": name, "arms": [{"policy": name}], **table}
+    for field, value in values.items():
+        if field not in _FIELDS:
+            near = did_you_mean(field, _FIELDS)
+            raise ConfigError(
+                f"{name}: {field}: no such field of an experiment; known are {', '.join(_FIELDS)}{near}"
+            )
+        kind, what = _FIELDS[field]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{name}: {field}={value!r}: {what} is expected")
     found = Experiment(
         name=name,
-        title=table.get("title", name),
-        paper=table.get("paper", ""),
-        why=table.get("why", ""),
-        seeds=table.get("seeds", 1),
-        engine=table.get("engine", "packet"),
-        table=table.get("scenario", {}),
-        arms=tuple(
-            _arm(row, f"{name}: arms[{n}]") for n, row in enumerate(table.get("arms", [{"policy": name}]))
-        ),
-        axes=table.get("axes", {}),
-        claims=tuple(
-            build(Claim, row, f"{name}: claims[{n}]") for n, row in enumerate(table.get("claims", []))
-        ),
+        title=values["title"],
+        paper=values["paper"],
+        why=values["why"],
+        seeds=values["seeds"],
+        engine=values["engine"],
+        table=values["scenario"],
+        arms=tuple(_arm(row, f"{name}: arms[{n}]") for n, row in enumerate(values["arms"])),
+        axes=values["axes"],
+        claims=tuple(build(Claim, row, f"{name}: claims[{n}]") for n, row in enumerate(values["claims"])),
     )
     _check(found)
     return found
 
 
-def _arm(row: Mapping[str, Any], place: str) -> Arm:
-    if not isinstance(row.get("policy"), str) or set(row) - {"policy", "set"}:
+_FIELDS: Mapping[str, tuple[type, str]] = {
+    "title": (str, "a text"),
+    "paper": (str, "a text"),
+    "why": (str, "a text"),
+    "seeds": (int, "a number of seeds"),
+    "engine": (str, "a text"),
+    "scenario": (dict, "a table"),
+    "arms": (list, "an array of tables, [[arms]],"),
+    "axes": (dict, "a table"),
+    "claims": (list, "an array of tables, [[claims]],"),
+}
+"""Fields of the file, their type, and that in words."""
+_DEFAULTS: Mapping[str, Any] = {
+    "paper": "", "why": "", "seeds": 1, "engine": "packet", "scenario": {}, "axes": {}, "claims": [],
+}  # fmt: skip
+
+
+def _arm(row: Any, place: str) -> Arm:
+    if not isinstance(row, dict) or not isinstance(row.get("policy"), str) or set(row) - {"policy", "set"}:
         raise ConfigError(f"{place}: policy, and set if it changes something, are its fields")
+    if not isinstance(row.get("set", {}), dict):
+        raise ConfigError(f"{place}: set={row['set']!r}: a table of dotted names and values is expected")
     return Arm(policy=row["policy"], changes=row.get("set", {}))
 
 
 def _check(found: Experiment) -> None:
     known = [arm.policy for arm in found.arms]
+    if not known:
+        raise ConfigError(f"{found.name}: arms: one or more are needed")
+    if found.seeds < 1:
+        raise ConfigError(f"{found.name}: seeds={found.seeds}: one or more are needed")
+    for field, axis in found.axes.items():
+        if not isinstance(axis, list) or not axis:
+            raise ConfigError(
+                f"{found.name}: axes: {field}={axis!r}: an array of one value or more is expected"
+            )
     for claim in found.claims:
         for policy in (claim.policy, claim.against):
             if policy not in known:
-                raise ConfigError(f"{found.name}: claims: no arm {policy!r}; arms are {', '.join(known)}")
+                near = did_you_mean(policy, known)
+                raise ConfigError(
+                    f"{found.name}: claims: no arm {policy!r}; arms are {', '.join(known)}{near}"
+                )
+        field, _, value = claim.at.partition("=")
+        values = [str(known_value) for known_value in found.axes.get(field, ())]
+        if claim.at and value not in values:
+            points = [f"{name}={point}" for name, axis in found.axes.items() for point in axis]
+            raise ConfigError(
+                f"{found.name}: claims: at={claim.at!r}: no such point; known are {', '.join(points) or 'none'}"
+            )
     if len(set(known)) < len(known):
         raise ConfigError(f"{found.name}: arms: two have one policy")
     if found.engine not in ENGINES:
@@ -230,14 +274,22 @@ def _check(found: Experiment) -> None:
 
 
 def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested tables with the fields of dotted names set anew; a number names an item of an array."""
+    """A copy of nested tables with the fields of dotted names set anew; a number names an item of an array.
+
+    Raises ConfigError for a name that leads through what is neither a table nor an array.
+    """
     result: dict[str, Any] = copy.deepcopy(dict(table))
     for name, value in changes.items():
         *path, last = name.split(".")
         inner: Any = result
-        for part in path:
-            inner = inner[int(part)] if part.isdigit() else inner.setdefault(part, {})
-        inner[last] = value
+        try:
+            for part in path:
+                inner = inner[int(part)] if part.isdigit() else inner.setdefault(part, {})
+            inner[last] = value
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise ConfigError(
+                f"{name}: no such field: its place is neither a table nor in an array"
+            ) from None
     return result
 
 

@@ -83,8 +83,10 @@ def load_trace(name: str) -> Trace:
         raise ConfigError(f"workload.model={name!r}: known are {', '.join(trace_names())}, or a JSON file")
     try:
         return read_trace(json.loads(Path(name).read_text()), name)
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"workload.model={name!r}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"workload.model={name!r}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"workload.model={name!r}: not JSON: {error}") from None
 
 
 def read_trace(table: Mapping[str, Any], place: str) -> Trace:

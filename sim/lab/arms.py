@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dblp.collectives.presets import Preset, preset, presets
-from dblp.errors import ConfigError
+from dblp.errors import ConfigError, did_you_mean
 from dblp.transport.policy import Bounded, Policy
 from dblp.transport.spec import Parser
 
 GLOO = "gloo-"
 EXACT = "dblp-exact"
+CONGESTION_CONTROLS = (
+    "bbr", "bic", "cdg", "cubic", "dctcp", "highspeed", "htcp", "hybla", "illinois", "lp", "nv", "reno", "scalable", "vegas",
+    "veno", "westwood", "yeah",
+)  # fmt: skip
+"""TCP's congestion controls in Linux (net/ipv4/Kconfig); which of them a kernel has is seen when it is asked for one."""
+_OFFERED = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+"""What this kernel has loaded, among them perhaps one of its own."""
 _BOUNDED: dict[str, Callable[[str], Any]] = {
     "budget": float,
     "stop": str,
@@ -62,11 +70,27 @@ def parse_arm(text: str) -> Arm:
             parser.fail(
                 start, "gloo takes TCP's congestion control in its name, as in gloo-cubic, and no settings"
             )
-        return Arm(name=text, congestion=name.removeprefix(GLOO))
+        congestion, known = name.removeprefix(GLOO), congestion_controls()
+        if congestion not in known:
+            near = did_you_mean(congestion, known)
+            parser.fail(
+                start,
+                f"{congestion!r} is no congestion control of TCP: Linux has cubic, bbr, reno, dctcp and others{near}",
+            )
+        return Arm(name=text, congestion=congestion)
     try:
         return Arm(name=text, preset=_preset(name, settings))
     except (ConfigError, ValueError) as error:
         parser.fail(start, str(error))
+
+
+def congestion_controls() -> tuple[str, ...]:
+    """Names that gloo's arms may have: those of Linux, and what this kernel offers beside them."""
+    try:
+        offered = _OFFERED.read_text().split()
+    except OSError:
+        offered = []
+    return tuple(dict.fromkeys((*CONGESTION_CONTROLS, *offered)))
 
 
 def _settings(parser: Parser) -> dict[str, str]:
@@ -92,6 +116,7 @@ def _preset(name: str, settings: dict[str, str]) -> Preset:
     if name not in (EXACT, *known):
         raise ConfigError(
             f"{name!r} is none: known are gloo-cubic, gloo-bbr, {EXACT}, bounded, {', '.join(known)}"
+            f"{did_you_mean(name, ('gloo-cubic', 'gloo-bbr', EXACT, 'bounded', *known))}"
         )
     phase = settings.pop("phase", "critical")
     made = preset(name.removeprefix("dblp-"), **{key: _number(key, value) for key, value in settings.items()})

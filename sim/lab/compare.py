@@ -14,6 +14,11 @@ from dblp.errors import ConfigError
 _RESAMPLES = 2000
 _SEED = 1
 _LEVEL = 95.0
+LEAST_ROUNDS = 6
+"""Of each run. The least and the largest of n rounds have the median between them with a chance of 1 - 2**(1 - n), which is 95 %
+from 6 on; with fewer, no interval is one of 95 %."""
+TOO_FEW = "too few rounds"
+COMMAND = "lab run"
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,10 +38,20 @@ class Change:
     """Bounds of the ratio's 95 % interval, by bootstrap over the rounds; the ratio itself where rounds are not there."""
     high: float
     p99_ratio: float
+    before_rounds: int
+    """Rounds whose times the first file has; a training run's has none."""
+    after_rounds: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether the rounds can tell a change from chance."""
+        return min(self.before_rounds, self.after_rounds) >= LEAST_ROUNDS
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, or ``same`` where the interval holds 1."""
+        """``faster``, ``slower``, ``same`` where the interval holds 1, or ``too few rounds``."""
+        if not self.enough:
+            return TOO_FEW
         return "faster" if self.high < 1.0 else "slower" if self.low > 1.0 else "same"
 
     def record(self) -> dict[str, Any]:
@@ -50,17 +65,26 @@ class Change:
             "low": self.low,
             "high": self.high,
             "p99_ratio": self.p99_ratio,
+            "before_rounds": self.before_rounds,
+            "after_rounds": self.after_rounds,
             "verdict": self.verdict,
         }
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Arms and sizes that both documents have, in the order of the first. Raises ConfigError if there are none, or if one is no
-    document of ``dblp lab run``."""
-    old, new = (dict(_entries(document)) for document in (before, after))
+def compare(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    sources: tuple[str, str] = ("the first", "the second"),
+) -> list[Change]:
+    """Arms and sizes that both documents have, in the order of the first. Raises ConfigError, with the name out of ``sources``,
+    if there are none, or if one is no document of ``dblp lab run``."""
+    documents = zip((before, after), sources, strict=True)
+    old, new = (dict(_entries(document, source)) for document, source in documents)
     shared = [key for key in old if key in new]
     if not shared:
-        raise ConfigError(f"the two runs share no arm and size: {_names(old)} and {_names(new)}")
+        raise ConfigError(
+            f"the two runs share no arm and size: {sources[0]} has {_names(old)}; {sources[1]} has {_names(new)}"
+        )
     return [_change(key, old[key], new[key]) for key in shared]
 
 
@@ -68,15 +92,31 @@ _Key = tuple[str, int | None]
 _Entry = tuple[Mapping[str, Any], Floats]
 
 
-def _entries(document: Mapping[str, Any]) -> Iterator[tuple[_Key, _Entry]]:
-    if document.get("command") != "lab run":
+def check_document(document: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError, with the source's name, unless a document is one of ``dblp lab run --json``."""
+    command = document.get("command")
+    if command != COMMAND:
+        found = f"this one is of {command!r}" if command else "this one names no command"
+        raise ConfigError(f"{source}: a file of dblp {COMMAND} --json is expected, {found}")
+    lacking = [name for name in ("experiment", "records", "rounds") if name not in document]
+    if lacking:
         raise ConfigError(
-            f"a file of dblp lab run --json is expected, this one is of {document.get('command')!r}"
+            f"{source}: lacks {', '.join(lacking)}: a file of dblp {COMMAND} --json is expected"
         )
-    rounds = {(entry["arm"], entry["bytes"]): np.asarray(entry["seconds"]) for entry in document["rounds"]}
-    for record in document["records"]:
-        key = record["arm"], record["bytes"]
-        yield key, (record, rounds.get(key, np.empty(0)))
+
+
+def _entries(document: Mapping[str, Any], source: str) -> Iterator[tuple[_Key, _Entry]]:
+    check_document(document, source)
+    try:
+        rounds = {(e["arm"], e["bytes"]): np.asarray(e["seconds"], np.float64) for e in document["rounds"]}
+        for record in document["records"]:
+            key = record["arm"], record["bytes"]
+            float(record["p50_s"]), float(record["p99_s"])
+            yield key, (record, rounds.get(key, np.empty(0)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{source}: its records are not those of dblp {COMMAND} --json ({error!r})"
+        ) from None
 
 
 def _names(entries: Mapping[_Key, Any]) -> str:
@@ -98,6 +138,8 @@ def _change(key: _Key, old: _Entry, new: _Entry) -> Change:
         low=low,
         high=high,
         p99_ratio=after["p99_s"] / before["p99_s"],
+        before_rounds=len(old_seconds),
+        after_rounds=len(new_seconds),
     )
 
 

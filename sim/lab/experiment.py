@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dblp.collectives.algorithms import check_policy
-from dblp.errors import ConfigError, DblpError
+from dblp.errors import ConfigError, DblpError, did_you_mean
 from dblp.sim.lab.arms import Arm, parse_arm
 from dblp.sim.lab.impairments import Schedule, parse_schedule
+from dblp.sim.lab.plan import make_plan
 from dblp.sim.lab.topology import Topology, load_topology
 from dblp.sim.lab.traffic import Traffic, parse_traffic
 from dblp.units import parse_bytes, parse_seconds
@@ -94,7 +95,7 @@ class Experiment:
             raise ConfigError(f"slow: rank={self.slow.rank}: there are ranks 0 to {self.topology.hosts - 1}")
         if self.traffic is not None and not self.topology.cross:
             raise ConfigError("traffic: the topology has no cross hosts: give it cross = 1 or more")
-        parse_schedule(self.impair)
+        self._check_links()
         self._check_policies()
 
     def _check_arms(self) -> None:
@@ -104,6 +105,20 @@ class Experiment:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"arms: {twice} stands twice")
+
+    def _check_links(self) -> None:
+        """The schedule, and that the links which it names are there."""
+        try:
+            named = self.schedule.base.links
+        except ConfigError as error:
+            raise ConfigError(f"impair: {error}") from None
+        known = make_plan(self.topology).links
+        for link in named:
+            if link not in known:
+                raise ConfigError(
+                    f"impair: links({'+'.join(named)}): no link {link!r} in this {self.topology.kind}: "
+                    f"known are {', '.join(known)}{did_you_mean(link, known)}"
+                )
 
     def _check_policies(self) -> None:
         """Now, and not when all ranks have met."""
@@ -206,6 +221,11 @@ def load_experiment(source: str | Path) -> Experiment:
     return from_table(table, where, name)
 
 
+def place_of(source: str | Path) -> str:
+    """What errors call a source."""
+    return f"experiment {source}" if isinstance(source, str) and source in shipped() else str(Path(source))
+
+
 def shipped() -> tuple[str, ...]:
     """Names of the experiments that ship."""
     folder = resources.files("dblp.sim.lab").joinpath("experiments")
@@ -217,7 +237,8 @@ def from_table(table: Mapping[str, Any], where: str, name: str) -> Experiment:
     known = ("topology", *_TABLES, *_KEYS)
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise ConfigError(f"{where}: no field {unknown[0]!r}: known are {', '.join(known)}")
+        near = did_you_mean(unknown[0], known)
+        raise ConfigError(f"{where}: no field {unknown[0]!r}: known are {', '.join(known)}{near}")
     missing = [key for key in ("title", "topology", "arms") if key not in table]
     if missing:
         raise ConfigError(f"{where}: lacks {' and '.join(missing)}")
@@ -242,7 +263,8 @@ def _table(where: str, name: str, table: Any) -> Any:
         raise ConfigError(f"{where}: {name}: a table is expected, as in [{name}]")
     unknown = [key for key in table if key not in keys]
     if unknown:
-        raise ConfigError(f"{where}: {name}: no field {unknown[0]!r}: known are {', '.join(keys)}")
+        near = did_you_mean(unknown[0], keys)
+        raise ConfigError(f"{where}: {name}: no field {unknown[0]!r}: known are {', '.join(keys)}{near}")
     required = [f.name for f in fields(cls) if f.default is MISSING]
     values = dict(_value(f"{where}: {name}", key, table[key], keys) for key in table)
     missing = [key for key, (target, _) in keys.items() if target in required and target not in values]
@@ -266,13 +288,16 @@ def _read(source: str | Path) -> tuple[str, str, str]:
     """What to call the source in errors, the experiment's name, and the text."""
     if isinstance(source, str) and source in shipped():
         file = resources.files("dblp.sim.lab").joinpath("experiments", f"{source}.toml")
-        return f"experiment {source}", source, file.read_text()
+        return place_of(source), source, file.read_text()
     path = Path(source)
     if path.suffix != ".toml":
         raise ConfigError(
             f"experiment {source!s}: neither a .toml file nor one that ships ({', '.join(shipped())})"
+            f"{did_you_mean(str(source), shipped())}"
         )
     try:
-        return str(path), path.stem, path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"experiment {path}: cannot be read: {error}") from None
+        return place_of(source), path.stem, path.read_text()
+    except OSError as error:
+        raise ConfigError(f"experiment {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"experiment {path}: cannot be read: it is no text") from None

@@ -29,6 +29,8 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dblp",
 }
+_FEW_ROUNDS = 20
+"""Up to so many, each round is a dot."""
 _MOST_BURSTS = 400
 """Shaded in a picture; more would be a grey wall."""
 
@@ -75,7 +77,14 @@ def distributions(document: Document, form: str = "svg") -> bytes:
                 times = np.sort(np.asarray(entry["seconds"])) * 1e3
                 slower = 100 * (1 - np.arange(len(times)) / len(times))
                 panel.step(
-                    times, slower, where="post", color=colours(document)[arm], label=arm, linewidth=1.8
+                    times,
+                    slower,
+                    where="post",
+                    color=colours(document)[arm],
+                    label=arm,
+                    linewidth=1.8,
+                    marker="o" if len(times) <= _FEW_ROUNDS else None,  # one round alone would have no line
+                    markersize=4,
                 )
             panel.set(xscale="log", yscale="log", xlabel="t (ms)", ylim=(None, 130))
             panel.set_title(f"{format_bytes(nbytes)}: rounds slower than t (%)")
@@ -157,9 +166,9 @@ def training(document: Document, form: str = "svg") -> bytes:
         return _bytes(figure, form)
 
 
-def overview(document: Document) -> bytes:
-    """One PNG for a slide or a chat: distributions, or wall time and accuracy of a training."""
-    return training(document, "png") if document["experiment"]["train"] else distributions(document, "png")
+def overview(document: Document, form: str = "png") -> bytes:
+    """One picture for a slide or a chat: distributions, or wall time and accuracy of a training. ``form``: of matplotlib's."""
+    return training(document, form) if document["experiment"]["train"] else distributions(document, form)
 
 
 def _sizes(document: Document) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dblp.errors import ConfigError
 from dblp.sim.lab.schedule import Applied, Span, run_spans
+from dblp.sim.lab.topology import LEAST_BPS, MOST_BPS, MOST_DELAY_S, MOST_QUEUE_BYTES, too_slow
 from dblp.transport.impair_spec import (
     Bursts,
     Corrupt,
@@ -109,6 +110,7 @@ class Conditions:
 
 
 def _check(conditions: Conditions) -> None:
+    _check_sizes(conditions)
     corrupt, delay = conditions.get(Corrupt), conditions.get(Delay)
     if conditions.get(Loss) and conditions.get(GilbertElliott):
         raise ConfigError("loss and ge exclude each other: ge has a loss of its good state too (good=...)")
@@ -121,6 +123,21 @@ def _check(conditions: Conditions) -> None:
         raise ConfigError(
             "reorder: netem sends what passes others at once, so it goes with neither delay nor jitter"
         )
+
+
+def _check_sizes(conditions: Conditions) -> None:
+    """What tc takes; it would say so itself, but in its own words and late."""
+    rate, delay, jitter = conditions.get(Rate), conditions.get(Delay), conditions.get(Jitter)
+    reorder = conditions.get(Reorder)
+    if rate is not None and rate.bps < LEAST_BPS:
+        raise ConfigError(f"rate: {too_slow(rate.bps)}")
+    if rate is not None and (rate.bps > MOST_BPS or rate.queue_bytes > MOST_QUEUE_BYTES):
+        raise ConfigError(
+            f"{rate}: at most {MOST_BPS / 1e9:g}gbit and a queue of {MOST_QUEUE_BYTES} bytes fit into the kernel's"
+        )
+    late = (delay and delay.delay_s, jitter and jitter.jitter_s, reorder and reorder.by_s)
+    if max(seconds or 0.0 for seconds in late) > MOST_DELAY_S:
+        raise ConfigError(f"{conditions}: a packet can be {MOST_DELAY_S:g} s late at most")
 
 
 @dataclass(frozen=True, slots=True)

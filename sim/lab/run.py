@@ -25,7 +25,7 @@ from dblp.sim.lab.experiment import Experiment
 from dblp.sim.lab.impairments import Applied
 from dblp.sim.lab.namespaces import run_in
 from dblp.sim.lab.network import LabNetwork
-from dblp.sim.lab.ranks import Event, RankError, Ranks
+from dblp.sim.lab.ranks import Event, OnEvent, RankError, Ranks
 from dblp.sim.lab.sniff import sniffing
 from dblp.sim.lab.tools import LabError
 from dblp.sim.lab.traffic import CrossTraffic
@@ -207,13 +207,23 @@ def _measure(run: Run, nbytes: int, net: LabNetwork, ranks: Ranks, watch: Watch)
         turn = number % len(arms)
         for arm in arms[turn:] + arms[:turn]:
             watch.block(arm, nbytes, done[arm], experiment.rounds)
-            run.blocks.append(_block(experiment, arm, nbytes, rounds, net, ranks))
+
+            def on_event(rank: int, event: Event, arm: str = arm) -> None:
+                watch.block(arm, nbytes, done[arm] + event["done"], experiment.rounds)
+
+            run.blocks.append(_block(experiment, arm, nbytes, rounds, net, ranks, on_event))
             done[arm] += len(run.blocks[-1].seconds)
             watch.block(arm, nbytes, done[arm], experiment.rounds)
 
 
 def _block(
-    experiment: Experiment, arm: str, nbytes: int, rounds: int, net: LabNetwork, ranks: Ranks
+    experiment: Experiment,
+    arm: str,
+    nbytes: int,
+    rounds: int,
+    net: LabNetwork,
+    ranks: Ranks,
+    on_event: OnEvent,
 ) -> Block:
     slow = experiment.slow
     command = {
@@ -226,7 +236,8 @@ def _block(
         "slow_s": slow.by_s if slow else 0.0,
     }
     before = net.counters()
-    events = ranks.command(command, timeout_s=experiment.seconds + 2 * experiment.timeout_s)
+    timeout_s = experiment.seconds + 2 * experiment.timeout_s
+    events = ranks.command(command, timeout_s=timeout_s, on_event=on_event)
     after = net.counters()
     _check_replicas(arm, events)
     return block_of(arm, nbytes, events, after - before)

@@ -26,7 +26,7 @@ def sniffing(net: LabNetwork, host: Host, path: str) -> Iterator[None]:
     """Write the host's UDP to ``path`` while the block runs. Raises LabError without tcpdump, LocalError for a path that cannot
     be written."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).parent.mkdir(exist_ok=True)
         Path(path).touch()
     except OSError as error:
         raise LocalError(f"capture {path}: cannot be written: {error.strerror}") from None

@@ -12,13 +12,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dblp.errors import ConfigError
+from dblp.errors import ConfigError, did_you_mean
 from dblp.units import KIB, MIB, parse_bps, parse_bytes, parse_seconds
 
 KINDS = ("star", "two-sites", "dumbbell", "leaf-spine")
 DISCIPLINES = ("fifo", "red", "prio")
 LEAST_RED_BYTES = 16 * KIB
 """Queue that RED needs at least, so that its thresholds are several packets apart."""
+LEAST_BPS = 8_000.0
+"""Least rate of a link, bits per second: a packet of 1500 bytes takes 1.5 s. tc counts in whole bytes a second: very small rates
+would be others, or none."""
+MOST_BPS = 1e12
+MOST_QUEUE_BYTES = 1024 * MIB
+MOST_DELAY_S = 60.0
 MAX_HOSTS = 64
 """Hosts and cross hosts together: each is a namespace with its own addresses, and one bridge counts them all."""
 
@@ -66,6 +72,10 @@ class Topology:
                 raise ConfigError(f"topology: {name}={value!r}: needs a number in {low:g}..{high:g}")
             if name in _WHOLE and not isinstance(value, int):
                 raise ConfigError(f"topology: {name}={value!r}: needs a whole number")
+        for name in ("rate_bps", "core_rate_bps"):
+            if 0 < getattr(self, name) < LEAST_BPS:
+                key = name.removesuffix("_bps")
+                raise ConfigError(f"topology: {key}: {too_slow(getattr(self, name))}; 0: no limit")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -102,12 +112,12 @@ class Topology:
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "hosts": (1, MAX_HOSTS),
-    "rate_bps": (0, 1e12),
-    "delay_s": (0, 60),
-    "queue_bytes": (1, 1024 * MIB),
-    "core_rate_bps": (0, 1e12),
-    "core_delay_s": (0, 60),
-    "core_queue_bytes": (1, 1024 * MIB),
+    "rate_bps": (0, MOST_BPS),
+    "delay_s": (0, MOST_DELAY_S),
+    "queue_bytes": (1, MOST_QUEUE_BYTES),
+    "core_rate_bps": (0, MOST_BPS),
+    "core_delay_s": (0, MOST_DELAY_S),
+    "core_queue_bytes": (1, MOST_QUEUE_BYTES),
     "cross": (0, 16),
     "leaves": (1, 16),
     "spines": (1, 16),
@@ -124,6 +134,11 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 """Keys of the table that take a text with a unit, the field that each stands for, and how it is read."""
 _PLAIN = ("kind", "hosts", "cross", "leaves", "spines", "mtu", "discipline")
+
+
+def too_slow(bps: float) -> str:
+    """Why a rate below ``LEAST_BPS`` is refused."""
+    return f"{bps:g} bit/s will not do: {LEAST_BPS / 1000:g}kbit at least, at which a packet of 1500 bytes takes 1.5 s"
 
 
 def load_topology(source: str | Path | Mapping[str, Any], **changes: Any) -> Topology:
@@ -157,18 +172,22 @@ def _read(source: str | Path) -> tuple[str, str]:
     if path.suffix != ".toml":
         raise ConfigError(
             f"topology {source!s}: neither a .toml file nor one that ships ({', '.join(shipped())})"
+            f"{did_you_mean(str(source), shipped())}"
         )
     try:
         return str(path), path.read_text()
     except OSError as error:
         raise ConfigError(f"topology {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"topology {path}: cannot be read: it is no text") from None
 
 
 def _from_table(table: Mapping[str, Any], where: str) -> Topology:
     known = (*_PLAIN, *_KEYS)
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise ConfigError(f"{where}: no field {unknown[0]!r}: known are {', '.join(known)}")
+        near = did_you_mean(unknown[0], known)
+        raise ConfigError(f"{where}: no field {unknown[0]!r}: known are {', '.join(known)}{near}")
     missing = [key for key in ("kind", "hosts") if key not in table]
     if missing:
         raise ConfigError(f"{where}: lacks {' and '.join(missing)}")

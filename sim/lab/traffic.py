@@ -21,10 +21,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dblp.errors import ConfigError
 from dblp.sim.lab import namespaces
 from dblp.sim.lab.hosts import Host
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.tools import LabError
+from dblp.sim.lab.topology import LEAST_BPS, too_slow
 from dblp.transport import libc
 from dblp.transport.spec import RATE, SIZE, SPAN, TIME, Element, Parser, arg
 
@@ -46,6 +48,11 @@ class Traffic(Element):
     off_s: float = arg("off", TIME, default=0.02)
     size_bytes: int = arg("size", SIZE, default=1400)
     """UDP payload of a datagram, bytes."""
+
+    def __post_init__(self) -> None:
+        Element.__post_init__(self)
+        if self.rate_bps < LEAST_BPS:
+            raise ConfigError(f"rate: {too_slow(self.rate_bps)}")
 
     @property
     def mean_bps(self) -> float:

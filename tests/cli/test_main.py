@@ -1,5 +1,6 @@
 """The command line: help without torch, one line for an error, exit codes."""
 
+import signal
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ TRAIN_REFUSALS = [
     (["--batch", "100000"], "only 1347 training samples"),
     (["--epochs", "0"], "--epochs 0"),
     (["--lr", "0"], "--lr 0"),
+    (["--lr", "inf"], "--lr inf"),
     (["--budget", "1"], "budget=1"),
     (["--policy-stop", "never"], "'never'"),
     (["--arms", "tcp"], "'tcp'"),
@@ -27,6 +29,11 @@ TRAIN_REFUSALS = [
     (["--policy", "bounded", "--arms", "gloo,tcp"], "'tcp'"),
     (["--compression", "zip"], "'zip' is no compression method"),
     (["--compression", "dgc; topk(2)"], "compression, column 6"),
+    (["--compression", "topk"], "[feedback=true]), as in topk(ratio=0.01), found the end"),
+    (["--compression", "topk()"], "[feedback=true]), as in topk(ratio=0.01)"),
+    (["--compression", "gloo:"], "names no method, as in 'gloo:topk(ratio=0.01)'"),
+    (["--compression", ";"], "names no method, as in 'topk(ratio=0.01); dgc'"),
+    (["--compression", "netsense(threshold=2)"], "a share in (0, 1] of the bandwidth-delay product"),
 ]
 
 
@@ -50,6 +57,43 @@ def test_help_needs_neither_torch_nor_numpys_heavy_friends():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == NAME:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from dblp.cli.main import main
+sys.argv = ["dblp", "lab", "list"]
+main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["typer", "numpy", "dblp.cli.train.command", "dblp.sim.lab.experiment"])
+def test_ctrl_c_while_modules_are_imported_shows_no_trace(module):
+    """At the beginning, in the middle and at the end of the imports, and in those of the command itself."""
+    code = INTERRUPTED_AT.replace("NAME", repr(module))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert done.stderr == "dblp: interrupted; nothing is left running\n"
+
+
+@pytest.mark.processes
+def test_ctrl_c_is_ignored_where_the_parent_wants_it():
+    """As under nohup, or behind a shell's ``&``."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + INTERRUPTED_AT.replace(
+        "NAME", "'typer'"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_option_is_wrong_use(capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dblp.cli.options import parse_choice, parse_choices, parse_ranks, parse_seeds, parse_sizes
+from dblp.cli.options import parse_choice, parse_choices, parse_ranks, parse_seeds, parse_sizes, parse_time
 from dblp.errors import ConfigError
 
 
@@ -16,6 +16,16 @@ def test_seeds_are_a_count_or_the_seeds_themselves():
     assert parse_seeds("3") == [0, 1, 2]
     assert parse_seeds("7,2") == [7, 2]
     assert parse_seeds("7,") == [7]
+
+
+def test_times_have_units_or_are_seconds():
+    assert [parse_time("--seconds", text) for text in ("20", "20s", "1.5", "250ms", "1min")] == [
+        20,
+        20,
+        1.5,
+        0.25,
+        60,
+    ]
 
 
 def test_names_keep_the_users_order():
@@ -32,6 +42,8 @@ def test_names_keep_the_users_order():
         (parse_ranks, "2,2", ["--ranks", "twice"]),
         (parse_sizes, "4Q", ["--sizes", "'4Q'", "25M"]),
         (parse_sizes, "3", ["--sizes", "4 bytes"]),
+        (lambda text: parse_time("--seconds", text), "20q", ["--seconds", "'20q'", "ms, us"]),
+        (parse_seeds, "99999999999", ["--seeds", "100000 at most"]),
         (parse_seeds, "0", ["--seeds", "'0'"]),
         (parse_seeds, "1,-1", ["--seeds", "'-1'"]),
         (lambda text: parse_choices("--arms", text, ["gloo"]), "glo", ["--arms", "'glo'", "gloo"]),

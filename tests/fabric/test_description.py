@@ -204,3 +204,90 @@ def test_an_unknown_trace_is_refused(tmp_path):
     broken.write_text('{"layers": []}')
     with pytest.raises(ConfigError, match="layers with name"):
         load_trace(str(broken))
+
+
+MINI = """
+[scenario]
+topology = {kind = "star", hosts = 4}
+[[arms]]
+policy = "ecmp"
+[[arms]]
+policy = "spray"
+set = {"routing.policy" = "spray"}
+[axes]
+"workload.size" = ["1M", "4M"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("", "title = 3", "title=3: a text is expected"),
+        ("", 'seeds = "x"', "seeds='x': a number of seeds is expected"),
+        ("", "seeds = 0", "seeds=0: one or more are needed"),
+        ("", "seeds = true", "seeds=True"),
+        (
+            "",
+            "titel = 't'",
+            "titel: no such field of an experiment; known are title, .*; did you mean 'title'",
+        ),
+        ("[scenario]", "[scenaro]", "scenaro: no such field of an experiment"),
+        ('[axes]\n"workload.size" = ["1M", "4M"]', "[[axes]]", "axes=.*: a table is expected"),
+        ('["1M", "4M"]', "[]", "axes: workload.size=.*: an array of one value or more"),
+        ('["1M", "4M"]', '"1M"', "axes: workload.size='1M': an array of one value or more"),
+        ('"workload.size"', '"topology.kind.x"', "arm 'ecmp': topology.kind.x: no such field"),
+        ('{"routing.policy" = "spray"}', "4", r"arms\[1\]: set=4: a table of dotted names"),
+        (
+            '{"routing.policy" = "spray"}',
+            '{"routing.polcy" = "spray"}',
+            "arm 'spray': routing.polcy: no such field; did you",
+        ),
+        ('policy = "spray"\nset', 'policy = "ecmp"\nset', "arms: two have one policy"),
+    ],
+)
+def test_what_is_wrong_in_the_file_itself_is_named(before, after, says, tmp_path):
+    path = tmp_path / "mini.toml"
+    path.write_text(MINI.replace(before, after, 1) if before else f"{after}\n{MINI}")
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_experiment(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("claim", "says"),
+    [
+        ({"against": "ecpm"}, "claims: no arm 'ecpm'; arms are ecmp, spray; did you mean 'ecmp'?"),
+        (
+            {"at": "workload.size=2M"},
+            "claims: at='workload.size=2M': no such point; known are workload.size=1M, workload.size=4M",
+        ),
+    ],
+)
+def test_claims_are_of_arms_and_points_that_are_there(claim, says):
+    values = {"policy": "spray", "against": "ecmp", "measure": "p99_s", "at": "workload.size=4M", **claim}
+    lines = [f"{name} = {value!r}" for name, value in values.items()]
+    with pytest.raises(ConfigError) as caught:
+        read_experiment("mini", "\n".join([MINI, "[[claims]]", *lines, "paper = -0.1"]))
+    assert str(caught.value) == f"mini: {says}"
+
+
+def test_a_name_that_is_near_is_told():
+    with pytest.raises(ConfigError, match="did you mean 'ethereal'"):
+        load_experiment("etherreal")
+
+
+def test_the_trace_command_says_what_it_wrote(tmp_path, capsys):
+    from dblp.cli.main import run
+
+    path = tmp_path / "mine.json"
+    assert run(["sim", "trace", "resnet50", "--output", str(path)]) == 0
+    assert f"trace: {path}; 54 layers, 102.2 MB, 100 ms a step" in capsys.readouterr().out
+    assert len(load_trace(str(path)).layers) == 54
+    for output, says in (
+        (tmp_path, "is a folder; name a file"),
+        (tmp_path / "a" / "b" / "c.json", "there is no folder"),
+    ):
+        assert run(["sim", "trace", "resnet50", "--output", str(output)]) == 2
+        assert f"--output {output}: " in (said := capsys.readouterr().err) and says in said
+    for rate in ("nan", "inf", "-1"):
+        assert run(["sim", "trace", "resnet50", "--output", str(path), "--rate", rate]) == 2

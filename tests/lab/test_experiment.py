@@ -68,6 +68,21 @@ def test_a_file_says_everything(tmp_path):
     ("changes", "says"),
     [
         ({"arm": []}, "no field 'arm': known are topology"),
+        ({"arm": []}, "did you mean 'arms'?"),
+        ({"arms": ["gloo-foo"]}, "arms: arm, column 1: 'foo' is no congestion control of TCP"),
+        ({"arms": ["gloo-cubik"]}, "did you mean 'cubic'?"),
+        ({"arms": ["defualt"]}, "did you mean 'default'?"),
+        (
+            {"impair": "loss(0.1),links(h9)"},
+            "impair: links(h9): no link 'h9' in this star: known are h0, h1, h2, h3",
+        ),
+        ({"impair": "loss(0.1),links(h0+h11)"}, "did you mean 'h1'?"),
+        ({"impair": "rate(1bit)"}, "impair: rate: 1 bit/s will not do: 8kbit at least, at which a packet"),
+        ({"impair": "rate(1gbit,queue=8G)"}, "a queue of 1073741824 bytes fit"),
+        ({"impair": "delay(2min)"}, "a packet can be 60 s late at most"),
+        ({"topology": {"kind": "star", "hosts": 4, "rate": "1bit"}}, "topology: rate: 1 bit/s will not do"),
+        ({"topology": {"kind": "star", "hosts": 4, "rte": "1bit"}}, "did you mean 'rate'?"),
+        ({"traffic": "traffic(rate=1bit)"}, "traffic: traffic, column 1: rate: 1 bit/s will not do"),
         ({"title": None}, "title: a text is expected"),
         ({"arms": "default"}, "arms: a list is expected"),
         ({"arms": []}, "arms: one or more are needed"),
@@ -110,6 +125,39 @@ def test_what_lacks_is_named(lacking):
         from_table(table, "mine.toml", "mine")
 
 
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (
+            'model = "resnt"',
+            "train: model='resnt': known are mlp, cnn, resnet, transformer; did you mean 'resnet'?",
+        ),
+        (
+            'data = "fashion_mnist"',
+            "train: data='fashion_mnist': known are digits, fashion-mnist, text; did you mean 'fashion-mnist'?",
+        ),
+        ('data = "text"', "train: model='cnn' cannot read data='text'; its models: transformer"),
+        ("batch = 63", "train: batch=63: samples a step over all ranks, a multiple of hosts=4"),
+        ("epochs = -1", "train: epochs=-1"),
+        ("seeds = []", "train: seeds=[]: one or more are needed"),
+    ],
+)
+def test_a_training_that_cannot_begin_is_refused_with_the_file(train, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dblp.sim.lab.run.run_experiment", None)  # to call it would raise TypeError
+    path = tmp_path / "mine.toml"
+    path.write_text(f'title = "t"\narms = ["default"]\ntopology = "star"\n[train]\n{train}\n')
+    assert run_command(["lab", "run", str(path)]) == 2
+    assert f"{path}: {says}" in capsys.readouterr().err
+
+
+def test_what_the_ranks_hold():
+    """4 ranks: gloo has a pattern and a buffer, default what it carries too; making a tensor takes two arrays of int64."""
+    from dblp.cli.lab.needs import held_bytes
+
+    made = from_table({**TABLE, "sizes": [400, 4000]}, "made", "made")
+    assert held_bytes(made) == 4 * ((2 + 3) * 4400 + 2 * 4000)
+
+
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "bad.toml").write_text("title = \n")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -130,6 +178,20 @@ def test_files_that_cannot_be_read(tmp_path):
         (["run", "clean", "--arms", ""], "arms: one or more are needed"),
         (["run", "clean", "--arms", ";"], "arms: one or more are needed"),
         (["run", "clean", "--seconds", "nan"], "seconds=nan"),
+        (["run", "clean", "--seconds", "20q"], "--seconds: '20q' is not a time"),
+        (["run", "clean", "--seconds", "0"], "seconds=0.0: needs a number of at least 0.01"),
+        (["run", "clean", "--rounds", "0"], "rounds=0"),
+        (["run", "clean", "--hosts", "0"], "hosts=0"),
+        (["run", "clean", "--arms", "gloo-foo"], "--arms: arm, column 1: 'foo' is no congestion control"),
+        (["run", "clean", "--capture", "FOLDER"], "is a folder; name a file"),
+        (["run", "clean", "--capture", "x.pcap", "--capture-host", "4"], "there are hosts 0 to 3"),
+        (["run", "train-bursts", "--epochs", "0"], "--epochs 0"),
+        (
+            ["run", "train-bursts", "--data", "text"],
+            "with these options: train: model='cnn' cannot read data='text'",
+        ),
+        (["run", "train-bursts", "--data", "fashion-mnist", "--data-dir", "FOLDER"], "[.gz]: no such file"),
+        (["run", "claen"], "did you mean 'clean'?"),
         (["run", "clean", "--seconds", "inf"], "seconds=inf"),
         (["run", "clean", "--json", "FOLDER"], "is a folder; name a file"),
         (["run", "clean", "--png", "FOLDER"], "is a folder; name a file"),

@@ -174,6 +174,88 @@ def test_the_command_compares(content, tmp_path, capsys):
     assert "same" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("rounds", "verdict"), [(1, "too few rounds"), (5, "too few rounds"), (6, "faster")])
+def test_few_rounds_tell_nothing(rounds, verdict, tmp_path, capsys):
+    """With n rounds the median lies between the least and the largest with a chance of 1 - 2**(1 - n): 95 % from 6 on."""
+    seconds = np.linspace(0.1, 0.11, rounds)
+    for name, factor in (("a", 1.0), ("b", 0.5)):
+        made = document(run([block("default", (factor * seconds).tolist())], arms=["default"]))
+        (tmp_path / f"{name}.json").write_text(json.dumps(made))
+    arguments = [
+        "lab",
+        "compare",
+        str(tmp_path / "a.json"),
+        str(tmp_path / "b.json"),
+        "--json",
+        str(tmp_path / "c.json"),
+    ]
+    assert dblp(arguments) == 0
+    (record,) = json.loads((tmp_path / "c.json").read_text())["records"]
+    assert (record["verdict"], record["before_rounds"], record["after_rounds"]) == (verdict, rounds, rounds)
+    said = capsys.readouterr().out
+    count = "1 round only" if rounds == 1 else f"{rounds} rounds only"
+    assert (f"an arm has {count} in one of the files; 6 of each are needed" in said) == (rounds < 6)
+
+
+def test_trainings_have_no_rounds_to_tell_chance_by():
+    made = run([], train={"seeds": [0]})
+    made.trained += [trained("gloo-cubic", 0, 10.0, 0.9), trained("default", 0, 5.0, 0.85)]
+    assert {change.verdict for change in compare(document(made), document(made))} == {"too few rounds"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"command": "train"}', "x.json: a file of dblp lab run --json is expected, this one is of 'train'"),
+        ("{}", "x.json: a file of dblp lab run --json is expected, this one names no command"),
+        ('{"command": "lab run"}', "x.json: lacks experiment, records, rounds"),
+        ("[]", "x.json: not the JSON of a dblp command"),
+        (None, "x.json: cannot be read: No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_files_that_are_none_are_named(command, text, says, content, tmp_path, capsys):
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    (tmp_path / "good.json").write_text(json.dumps(content))
+    more = [str(tmp_path / "good.json")] if command == "compare" else ["--report", str(tmp_path / "r.html")]
+    assert dblp(["lab", command, str(path), *more]) == 2
+    assert f"{tmp_path}/{says}" in capsys.readouterr().err
+
+
+def test_records_that_are_none_are_named(content):
+    with pytest.raises(ConfigError, match=r"b\.json: its records are not those of dblp lab run"):
+        compare(content, {**content, "records": [{"arm": "default"}]}, ("a.json", "b.json"))
+
+
+def test_the_headline_counts_and_names_the_command():
+    from dblp.cli.lab.tables import headline
+    from tests.lab.made import experiment
+
+    said = headline(experiment(rounds=1, arms=["default"]), "lab capture")
+    assert said.startswith("[bold]dblp lab capture made[/]")
+    assert "star of 2 hosts, 1 MiB, 1 round an arm, blocks of 10, 1 arm" in said and "in turn" not in said
+    assert "2 arms in turn" in headline(experiment(), "lab run")
+
+
+def test_progress_is_told_within_a_block_where_there_are_no_bars(monkeypatch):
+    import io
+
+    from rich.console import Console
+
+    from dblp.cli.lab import progress
+    from tests.lab.made import experiment
+
+    now = [0.0]
+    monkeypatch.setattr("dblp.cli.lab.progress.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    with progress.LabProgress(experiment(), Console(file=out)) as shown:
+        for now[0], done in ((1.0, 1), (11.0, 2), (12.0, 3), (22.0, 4)):
+            shown.block("default", 2**20, done, 100)
+    assert out.getvalue() == "default, 1 MiB: 2 of 100 rounds\ndefault, 1 MiB: 4 of 100 rounds\n"
+
+
 def test_what_cannot_be_compared_is_told(content, tmp_path, capsys):
     with pytest.raises(ConfigError, match="share no arm and size"):
         compare(content, document(run([block("dblp-exact", [0.1])], arms=["dblp-exact"])))

@@ -12,9 +12,11 @@ import typer
 
 from dblp.cli.bench.burst_plan import ARMS, RANKS, SOCKETS, VIRTUAL, BurstPlan, Case
 from dblp.cli.extras import require
-from dblp.cli.options import parse_choices, parse_list, parse_size
+from dblp.cli.memory import require_memory
+from dblp.cli.options import parse_choices, parse_list, parse_size, parse_time
+from dblp.cli.output import check_outputs
 from dblp.errors import ConfigError
-from dblp.units import format_bytes, format_seconds, parse_bps, parse_seconds
+from dblp.units import format_bytes, format_count, format_seconds, parse_bps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,25 +61,32 @@ def burst(
         raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one a core")
     nbytes = parse_size("--size", size)
     try:
-        rate_bps, delay_s = parse_bps(link), parse_seconds(delay)
+        rate_bps = parse_bps(link)
     except ValueError as error:
-        raise ConfigError(f"--link {link!r}, --delay {delay!r}: {error}") from None
+        raise ConfigError(f"--link {link!r}: {error}") from None
     plan = BurstPlan(
         modes=MODES[mode],
         arms=tuple(parse_choices("--arms", arms, ARMS)),
-        losses=tuple(parse_list("--losses", losses, float, "a share")),
-        lows=tuple(parse_list("--lows", lows, float, "a share")),
+        losses=tuple(parse_list("--losses", losses, float, "a share, such as 0.6")),
+        lows=tuple(parse_list("--lows", lows, float, "a share, such as 0.008")),
         nbytes=nbytes,
         bursts=bursts,
         rate_bps=rate_bps,
-        delay_s=delay_s,
+        delay_s=parse_time("--delay", delay),
         loss=base_loss,
         control_too=control_too,
         seed=seed,
     )
+    check_outputs({"--json": json})
+    jobs = jobs or len(os.sched_getaffinity(0))
+    require_memory(
+        jobs * RANKS * 2 * nbytes,  # a contribution and its result
+        f"--size, --jobs: {jobs} times {RANKS} ranks with {format_bytes(nbytes)}",
+        "take a smaller size or fewer jobs",
+    )
     if SOCKETS in plan.modes:
         require("torch")
-    _bench(plan, jobs or len(os.sched_getaffinity(0)), json)
+    _bench(plan, jobs, json)
 
 
 def _bench(plan: BurstPlan, jobs: int, json: Path | None) -> None:
@@ -197,5 +206,5 @@ def _headline(plan: BurstPlan) -> str:
         f"[bold]dblp bench burst[/] on {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}\n"
         f"{format_bytes(plan.nbytes)} of float32 on {RANKS} ranks: a server and 3 workers, or 4 workers\n"
         f"links of {plan.rate_bps / 1e9:g} Gb/s and {format_seconds(plan.delay_s)}{lost};"
-        f" {plan.bursts} burst{'s' if plan.bursts > 1 else ''} a case, of {'all datagrams' if plan.control_too else 'data only'}"
+        f" {format_count(plan.bursts, 'burst')} a case, of {'all datagrams' if plan.control_too else 'data only'}"
     )

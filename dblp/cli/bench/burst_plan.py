@@ -62,7 +62,11 @@ class BurstPlan:
             preset("dblp", low=low)
         if self.bursts < 1:
             raise ConfigError(f"--bursts {self.bursts}: one burst round or more")
-        if not self.rate_bps > 0.0 or self.delay_s < 0.0 or not 0.0 <= self.loss < 1.0:
+        if (
+            not 0.0 < self.rate_bps < math.inf
+            or not 0.0 <= self.delay_s < math.inf
+            or not 0.0 <= self.loss < 1.0
+        ):
             raise ConfigError(
                 "--link needs a rate above 0, --delay none below 0, --base-loss a share in [0, 1)"
             )

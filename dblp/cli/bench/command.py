@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dblp.cli.bench.plan import ALGORITHMS, ARMS, EXACT, BenchPlan
+from dblp.cli.bench.plan import ALGORITHMS, ARMS, EXACT, HELD_TENSORS, BenchPlan
 from dblp.cli.extras import require
+from dblp.cli.memory import require_memory
 from dblp.cli.options import parse_choice, parse_choices, parse_ranks, parse_sizes
+from dblp.cli.output import check_outputs
 from dblp.transport.config import ETHERNET_DATAGRAM_BYTES
 from dblp.transport.impair_spec import parse_impair
 from dblp.transport.policy import Stop
+from dblp.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,8 +60,20 @@ def allreduce(
         memory=memory,
     )
     plans = [replace(plan, ranks=world_size) for world_size in parse_ranks(ranks)]
+    check_outputs({"--json": json})
+    for plan in plans:
+        _check_memory(plan)
     require("torch")
     _bench(plans, json)
+
+
+def _check_memory(plan: BenchPlan) -> None:
+    largest = max(plan.sizes)
+    require_memory(
+        plan.ranks * HELD_TENSORS * largest,
+        f"--sizes, --ranks: {plan.ranks} ranks with {format_bytes(largest)}",
+        "take smaller sizes or fewer ranks",
+    )
 
 
 def _bench(plans: list[BenchPlan], json: Path | None) -> None:

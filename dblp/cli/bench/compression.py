@@ -9,11 +9,14 @@ import typer
 
 from dblp.cli.bench.compression_plan import METHODS, RATES_MBPS, CompressionPlan
 from dblp.cli.extras import require
+from dblp.cli.memory import require_memory
 from dblp.cli.options import parse_choice, parse_list, parse_seeds
+from dblp.cli.output import check_outputs
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
 from dblp.collectives.compression.registry import parse_compression
 from dblp.errors import ConfigError
 from dblp.transport.policy import Bounded
+from dblp.units import format_count, parse_bps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from dblp.cli.bench.compression_results import Figures
     from dblp.cli.bench.compression_training import Trainings
 
+_ELEMENT_BYTES = 3 * 4_000_000
+"""Of a million elements: gradient, memory and result, float32."""
 _RATES = ",".join(f"{rate:g}" for rate in RATES_MBPS)
 
 
@@ -29,7 +34,9 @@ def compression(
         str, typer.Option(help="Methods, separated by ';' (docs/compression.md); none is always measured.")
     ] = "; ".join(METHODS),
     ranks: Annotated[int, typer.Option(help="Simulated ranks.")] = 4,
-    rates: Annotated[str, typer.Option(help="Rates of each rank's simulated link, Mb/s.")] = _RATES,
+    rates: Annotated[
+        str, typer.Option(help="Rates of each rank's simulated link: Mb/s, or with a unit (1gbit).")
+    ] = _RATES,
     melem: Annotated[int, typer.Option(help="Million elements of the gradient whose rounds are timed.")] = 1,
     loss: Annotated[float, typer.Option(help="Share of datagrams that the network loses, in [0, 1).")] = 0.0,
     budget: Annotated[
@@ -57,7 +64,7 @@ def compression(
     plan = CompressionPlan(
         methods=_methods(methods),
         ranks=_at_least("--ranks", ranks, 2),
-        rates_bps=tuple(parse_list("--rates", rates, _rate, "a rate above 0 Mb/s")),
+        rates_bps=tuple(parse_list("--rates", rates, _rate, "a rate above 0: Mb/s, or with a unit (1gbit)")),
         loss=_share("--loss", loss),
         budget=Bounded(budget).budget,
         melem=_at_least("--melem", melem, 1),
@@ -65,7 +72,7 @@ def compression(
         data_dir=str(data_dir) if data_dir else "",
         model=model,
         optimizer=optimizer,
-        lr=recipe.lr[optimizer] if lr is None else lr,
+        lr=recipe.lr[optimizer] if lr is None else _learning_rate(lr),
         batch=recipe.batch,
         steps=-1 if steps is None else _at_least("--steps", steps, 0),
         epoch_steps=epoch_steps,
@@ -73,6 +80,12 @@ def compression(
     )
     for method in plan.methods:
         parse_compression(method).check(plan.ranks)
+    check_outputs({"--json": json})
+    require_memory(
+        plan.ranks * plan.melem * _ELEMENT_BYTES,
+        f"--melem, --ranks: {plan.ranks} ranks with {plan.melem} million elements",
+        "take fewer of them",
+    )
     require("torch")
     _bench(plan, recipe.epochs, json)
 
@@ -96,7 +109,7 @@ def _bench(plan: CompressionPlan, epochs: int, json: Path | None) -> None:
             trainings = Trainings(plan)
         console.print(
             f"[bold]dblp bench compression[/]: {plan.model} on {plan.data}, {plan.optimizer} at {plan.lr:g}, "
-            f"{plan.steps} steps of {plan.batch}, {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}",
+            f"{format_count(plan.steps, 'step')} of {plan.batch}, {format_count(len(plan.seeds), 'seed')}",
             highlight=False,
         )
     figures = run(plan, trainings, console)
@@ -141,10 +154,20 @@ def _methods(text: str) -> tuple[str, ...]:
 
 
 def _rate(item: str) -> float:
-    value = float(item)
+    """Mb/s, or a rate with its unit: ``1gbit``."""
+    try:
+        value = float(item) * 1e6
+    except ValueError:
+        value = parse_bps(item)
     if not 0.0 < value < float("inf"):
         raise ValueError(item)
-    return value * 1e6
+    return value
+
+
+def _learning_rate(value: float) -> float:
+    if not 0.0 < value < float("inf"):
+        raise ConfigError(f"--lr {value}: a learning rate above 0 is needed")
+    return value
 
 
 def _at_least(option: str, value: int, least: int) -> int:

@@ -15,6 +15,8 @@ ARMS = (EXACT, BOUNDED)
 """Arms of dblp; gloo always runs beside them."""
 ALGORITHMS = ("auto", "ring", "direct", "flat", "halving_doubling", "hierarchical", "ps")
 WARM_UP_ROUNDS = 3
+HELD_TENSORS = 5
+"""Times the size that a rank holds at least while it makes its tensor: two arrays of int64, and the tensor itself."""
 _ROUNDS_BYTES = 600 * MIB
 """Without --rounds, as many rounds of a size as move this much, between the two bounds below."""
 _FEWEST_ROUNDS, _MOST_ROUNDS = 10, 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +11,14 @@ import typer
 
 from dblp.cli.extras import require
 from dblp.cli.host import document, write_json
-from dblp.cli.options import parse_sizes
+from dblp.cli.options import parse_sizes, parse_time
+from dblp.cli.output import check_outputs, picture_form, write_file
 from dblp.errors import ConfigError, LocalError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dblp.sim.lab.arms import Arm
     from dblp.sim.lab.experiment import Experiment
     from dblp.sim.lab.run import Run
 
@@ -34,6 +37,22 @@ class RunFailed(LocalError):
     exit_code = EXIT_FAILED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outputs:
+    """Where the results go."""
+
+    json: Path | None = None
+    report: Path | None = None
+    png: Path | None = None
+    capture: Path | None = None
+    capture_host: int = 0
+
+    def check(self) -> None:
+        """Now, not when hours of rounds are done; raises LocalError."""
+        files = {"--json": self.json, "--report": self.report, "--capture": self.capture}
+        check_outputs(files, {"--png": self.png})
+
+
 @lab.command("run")
 def run(
     experiment: Annotated[str, typer.Argument(help="A shipped experiment, or a TOML file.")],
@@ -43,13 +62,13 @@ def run(
     sizes: Annotated[str | None, typer.Option(help="Other sizes of the tensor: 10M,25M.")] = None,
     impair: Annotated[str, typer.Option(help="Another schedule of impairments; 'none' for none.")] = "",
     traffic: Annotated[str, typer.Option(help="Other traffic of the cross hosts.")] = "",
-    hosts: Annotated[int, typer.Option(help="Another number of hosts, a rank each.")] = 0,
-    rounds: Annotated[int, typer.Option(help="Another number of rounds an arm.")] = 0,
-    block: Annotated[int, typer.Option(help="Another number of rounds in a block.")] = 0,
-    seconds: Annotated[float, typer.Option(help="Another limit of a block, seconds.")] = 0.0,
+    hosts: Annotated[int | None, typer.Option(help="Another number of hosts, a rank each.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Another number of rounds an arm.")] = None,
+    block: Annotated[int | None, typer.Option(help="Another number of rounds in a block.")] = None,
+    seconds: Annotated[str | None, typer.Option(help="Another limit of a block: 20s, 1min.")] = None,
     data: Annotated[str, typer.Option(help="Data set of a training experiment.")] = "",
     data_dir: Annotated[str, typer.Option(help="Folder of its files.")] = "",
-    epochs: Annotated[int, typer.Option(help="Epochs of a training experiment.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of a training experiment.")] = None,
     capture: Annotated[Path | None, typer.Option(help="Capture a host's datagrams meanwhile (pcap).")] = None,
     capture_host: Annotated[int, typer.Option(help="Whose.")] = 0,
     json: Json = None,
@@ -57,40 +76,55 @@ def run(
     png: Annotated[Path | None, typer.Option(help="Write a picture of the results.")] = None,
 ) -> None:
     """Run an experiment: all arms in turn over one network, under the same schedule of impairments."""
-    from dblp.sim.lab.experiment import load_experiment
-
-    chosen = _changed(load_experiment(experiment), arms, sizes, hosts, rounds, block, seconds)
+    chosen = _changed(_loaded(experiment), arms, sizes, hosts, rounds, block, seconds)
     chosen = _impaired(_trained(chosen, data, data_dir, epochs), impair, traffic)
-    if capture is not None and not 0 <= capture_host < chosen.topology.hosts:
-        raise ConfigError(f"--capture-host {capture_host}: there are hosts 0 to {chosen.topology.hosts - 1}")
-    require("torch", "pyroute2", *(["matplotlib"] if report or png else []))
-    _run(chosen, (str(capture), capture_host) if capture else None, json, report, png)
+    outputs = _Outputs(json=json, report=report, png=png, capture=capture, capture_host=capture_host)
+    _run(chosen, outputs, "lab run")
+
+
+def _loaded(source: str) -> Experiment:
+    """An experiment whose training, if it is one, is possible, too."""
+    from dblp.cli.lab.needs import check_training
+    from dblp.sim.lab.experiment import load_experiment, place_of
+
+    experiment = load_experiment(source)
+    check_training(experiment, place_of(source))
+    return experiment
 
 
 def _changed(
     experiment: Experiment,
     arms: str | None,
     sizes: str | None,
-    hosts: int,
-    rounds: int,
-    block: int,
-    seconds: float,
+    hosts: int | None,
+    rounds: int | None,
+    block: int | None,
+    seconds: str | None,
 ) -> Experiment:
     """The experiment as the options want it; what was not given stays."""
     from dataclasses import replace
 
-    from dblp.sim.lab.arms import parse_arm
-
     changes: dict[str, Any] = {
-        name: value for name, value in (("rounds", rounds), ("block", block), ("seconds", seconds)) if value
+        name: value for name, value in (("rounds", rounds), ("block", block)) if value is not None
     }
+    if seconds is not None:
+        changes["seconds"] = parse_time("--seconds", seconds)
     if arms is not None:
-        changes["arms"] = tuple(parse_arm(arm.strip()) for arm in arms.split(";") if arm.strip())
+        changes["arms"] = _arms(arms)
     if sizes is not None:
         changes["sizes"] = tuple(parse_sizes(sizes))
-    if hosts:
+    if hosts is not None:
         changes["topology"] = replace(experiment.topology, hosts=hosts)
     return experiment.with_(**changes) if changes else experiment
+
+
+def _arms(text: str) -> tuple[Arm, ...]:
+    from dblp.sim.lab.arms import parse_arm
+
+    try:
+        return tuple(parse_arm(arm.strip()) for arm in text.split(";") if arm.strip())
+    except ConfigError as error:
+        raise ConfigError(f"--arms: {error}") from None
 
 
 def _impaired(experiment: Experiment, impair: str, traffic: str) -> Experiment:
@@ -104,26 +138,41 @@ def _impaired(experiment: Experiment, impair: str, traffic: str) -> Experiment:
     return experiment.with_(**changes) if changes else experiment
 
 
-def _trained(experiment: Experiment, data: str, data_dir: str, epochs: int) -> Experiment:
+def _trained(experiment: Experiment, data: str, data_dir: str, epochs: int | None) -> Experiment:
     from dataclasses import replace
 
+    from dblp.cli.lab.needs import check_training
+
     changes: dict[str, Any] = {
-        name: value for name, value in (("data", data), ("data_dir", data_dir), ("epochs", epochs)) if value
+        name: value for name, value in (("data", data), ("data_dir", data_dir)) if value
     }
+    if epochs is not None:
+        if epochs < 1:
+            raise ConfigError(f"--epochs {epochs}: at least 1 is needed")
+        changes["epochs"] = epochs
     if not changes:
         return experiment
     if experiment.train is None:
         raise ConfigError(f"--data, --data-dir and --epochs are for training; {experiment.name} times rounds")
-    return experiment.with_(train=replace(experiment.train, **changes))
+    changed = experiment.with_(train=replace(experiment.train, **changes))
+    check_training(changed, "with these options")
+    return changed
 
 
-def _run(
-    experiment: Experiment,
-    capture: tuple[str, int] | None,
-    json: Path | None,
-    report: Path | None,
-    png: Path | None,
-) -> None:
+def _check(experiment: Experiment, outputs: _Outputs) -> None:
+    """All that can be known before anything is built."""
+    from dblp.cli.lab.needs import check_data, check_memory
+
+    hosts = experiment.topology.hosts
+    if outputs.capture is not None and not 0 <= outputs.capture_host < hosts:
+        raise ConfigError(f"--capture-host {outputs.capture_host}: there are hosts 0 to {hosts - 1}")
+    outputs.check()
+    check_memory(experiment)
+    require("torch", "pyroute2", *(["matplotlib"] if outputs.report or outputs.png else []))
+    check_data(experiment)
+
+
+def _run(experiment: Experiment, outputs: _Outputs, command: str) -> None:
     from rich.console import Console
 
     from dblp.cli.lab.progress import LabProgress
@@ -131,49 +180,43 @@ def _run(
     from dblp.sim.lab.results import document_of
     from dblp.sim.lab.run import run_experiment
 
-    for option, path in (("--json", json), ("--report", report), ("--png", png)):
-        if path is not None and path.is_dir():  # now, not when hours of rounds are done
-            raise LocalError(f"{option} {path}: is a folder; name a file")
+    _check(experiment, outputs)
+    capture = (str(outputs.capture), outputs.capture_host) if outputs.capture else None
     console = Console()
-    console.print(headline(experiment), highlight=False)
+    console.print(headline(experiment, command), highlight=False)
     with LabProgress(experiment, console) as progress:
         done: Run = run_experiment(experiment, progress, capture=capture)
     found = document_of(done)
-    content = document("lab run", found.pop("records"), **found)
+    content = document("lab run", found.pop("records"), **found)  # what it is, whatever command made it
     console.print(result_table(content["records"]))
     if content["ratios"]:
         console.print(ratio_table(content["ratios"]))
-    _write(content, console, json, report, png)
+    _write(content, console, outputs)
     if capture is not None:
-        console.print(f"capture: {capture[0]}; look into it with: dblp pcap {capture[0]}", highlight=False)
+        _say(console, f"capture: {capture[0]}; look into it with: dblp pcap {capture[0]}")
     if done.failed:
         raise RunFailed(f"the run failed: {done.failed}")
 
 
-def _write(
-    content: dict[str, Any], console: Console, json: Path | None, report: Path | None, png: Path | None
-) -> None:
-    if json is not None:
-        write_json(json, content)
-        console.print(f"figures: {json}", highlight=False)
-    if report is not None:
+def _write(content: dict[str, Any], console: Console, outputs: _Outputs) -> None:
+    if outputs.json is not None:
+        write_json(outputs.json, content)
+        _say(console, f"figures: {outputs.json}")
+    if outputs.report is not None:
         from dblp.sim.lab.report import page
 
-        _write_bytes("--report", report, page(content).encode())
-        console.print(f"report: {report}", highlight=False)
-    if png is not None:
+        write_file("--report", outputs.report, page(content).encode())
+        _say(console, f"report: {outputs.report}")
+    if outputs.png is not None:
         from dblp.sim.lab.figures import overview
 
-        _write_bytes("--png", png, overview(content))
-        console.print(f"picture: {png}", highlight=False)
+        write_file("--png", outputs.png, overview(content, picture_form("--png", outputs.png)))
+        _say(console, f"picture: {outputs.png}")
 
 
-def _write_bytes(option: str, path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        raise LocalError(f"{option} {path}: cannot be written: {error.strerror}") from None
+def _say(console: Console, text: str) -> None:
+    """A line with a path, which must not be broken, nor taken for markup."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @lab.command("list")
@@ -184,6 +227,7 @@ def list_(json: Json = None) -> None:
     from dblp.cli.lab.tables import experiment_table
     from dblp.sim.lab.experiment import load_experiment, shipped
 
+    check_outputs({"--json": json})
     experiments = [load_experiment(name) for name in shipped()]
     Console().print(experiment_table(experiments))
     if json is not None:
@@ -199,15 +243,19 @@ def report_(
     """Make report and picture again from a run's JSON."""
     from rich.console import Console
 
+    from dblp.sim.lab.compare import check_document
+
     if report is None and png is None:
         raise ConfigError("dblp lab report: name --report FILE.html, --png FILE.png, or both")
+    outputs = _Outputs(report=report, png=png)
+    outputs.check()
     require("matplotlib")
     content = read_document(file)
-    if content.get("command") != "lab run":
-        raise ConfigError(
-            f"{file}: a file of dblp lab run --json is expected, this one is of {content.get('command')!r}"
-        )
-    _write(content, Console(), None, report, png)
+    check_document(content, str(file))
+    try:
+        _write(content, Console(), outputs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file}: not as dblp lab run --json wrote it ({error!r})") from None
 
 
 @lab.command()
@@ -219,11 +267,14 @@ def compare(
     """Compare two runs, arm by arm; a ratio below 1 says that the second is faster."""
     from rich.console import Console
 
-    from dblp.cli.lab.tables import change_table
+    from dblp.cli.lab.tables import change_table, too_few
     from dblp.sim.lab.compare import compare as compare_documents
 
-    changes = compare_documents(read_document(before), read_document(after))
+    check_outputs({"--json": json})
+    changes = compare_documents(read_document(before), read_document(after), (str(before), str(after)))
     Console().print(change_table(changes))
+    if lacking := too_few(changes):
+        typer.echo(lacking)
     if json is not None:
         write_json(json, document("lab compare", [change.record() for change in changes]))
 
@@ -232,7 +283,11 @@ def read_document(path: Path) -> dict[str, Any]:
     """A command's JSON; raises LocalError that names the file."""
     try:
         content = json_module.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise LocalError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LocalError(f"{path}: cannot be read as JSON: it is no text") from None
+    except ValueError as error:
         raise LocalError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise LocalError(f"{path}: not the JSON of a dblp command")
@@ -252,6 +307,7 @@ def check(json: Json = None) -> None:
     from dblp.cli.lab.tables import finding_table
     from dblp.sim.lab import preflight
 
+    check_outputs({"--json": json})
     findings = preflight.preflight()
     Console().print(finding_table(findings))
     if json is not None:
@@ -280,8 +336,7 @@ def capture(
     sizes: Annotated[str, typer.Option(help="Size of the tensor.")] = "1M",
 ) -> None:
     """Capture some rounds of one arm of an experiment, for dblp pcap or Wireshark."""
-    from dblp.sim.lab.arms import parse_arm
-
-    if parse_arm(arm).preset is None:
+    if any(found.preset is None for found in _arms(arm)):
         raise ConfigError(f"--arm {arm}: a capture holds dblp's datagrams; gloo's arms send TCP")
-    run(experiment, arms=arm, sizes=sizes, rounds=rounds, capture=file, capture_host=host)
+    chosen = _changed(_loaded(experiment), arm, sizes, None, rounds, None, None)
+    _run(chosen, _Outputs(capture=file, capture_host=host), "lab capture")

@@ -1,7 +1,8 @@
-"""The progress of ``dblp lab run``: a bar an arm and size; where output is no terminal, a line a stage."""
+"""The progress of ``dblp lab run``: a bar an arm and size; where output is no terminal, lines."""
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Any
 
@@ -9,7 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from dblp.sim.lab.experiment import Experiment
-from dblp.units import format_bytes
+from dblp.units import format_bytes, format_count
+
+LINE_S = 10.0
+"""Between two lines on what is no terminal, seconds."""
 
 
 class LabProgress:
@@ -27,6 +31,7 @@ class LabProgress:
             disable=not console.is_terminal,
         )
         self._tasks: dict[tuple[str, int], TaskID] = {}
+        self._said_s = time.monotonic()
 
     def __enter__(self) -> LabProgress:
         self._bars.start()
@@ -51,6 +56,7 @@ class LabProgress:
         name = f"{arm}, {format_bytes(nbytes)}"
         task = self._task(arm, nbytes, name, rounds)
         self._bars.update(task, completed=done, state=f"{done}/{rounds}")
+        self._line(f"{name}: {done} of {format_count(rounds, 'round')}")
 
     def event(self, rank: int, event: dict[str, Any]) -> None:
         """A training run is so far."""
@@ -60,6 +66,13 @@ class LabProgress:
         state = f"epoch {event['epoch']} loss {event['loss']:.3f}{accuracy}"
         task = self._task(event["arm"], event["seed"], f"{event['arm']}, seed {event['seed']}", 1.0)
         self._bars.update(task, completed=event["share"], state=state)
+        self._line(f"{event['arm']}, seed {event['seed']}: {event['share']:.0%}, {state}")
+
+    def _line(self, text: str) -> None:
+        """Say it where there are no bars, if the last line is old."""
+        if not self._console.is_terminal and time.monotonic() - self._said_s >= LINE_S:
+            self._said_s = time.monotonic()
+            self._console.print(text, highlight=False)
 
     def _task(self, arm: str, number: int, name: str, total: float) -> TaskID:
         if (arm, number) not in self._tasks:

@@ -32,6 +32,8 @@ _SETTLE_ROUNDS = 1
 _WARM_UP_ROUNDS = 3
 """Untimed rounds on the clean network after connecting."""
 _BARRIER_S = 600.0
+_TELL_S = 0.5
+"""Between two words of progress within a block; they are said between rounds, which are not timed then."""
 _SNMP = Path("/proc/self/net/snmp")
 
 
@@ -81,7 +83,7 @@ class Rank:
         late_s = command["slow_s"] if command["slow_rank"] == self.rank else 0.0
         self._untimed(connected, nbytes, _SETTLE_ROUNDS)
         block, before = _Block(), _segments()
-        stop = time.monotonic() + command["seconds"]
+        stop, told = time.monotonic() + command["seconds"], time.monotonic()
         while True:
             connected.prepare(nbytes)
             number = len(block.starts)
@@ -90,6 +92,9 @@ class Rank:
                 break
             block.time(lambda: connected.reduce(late_s))
             block.checksums.append(connected.check())
+            if self.rank == 0 and time.monotonic() - told > _TELL_S:
+                told = time.monotonic()
+                emit("rounds", done=len(block.starts))
         emit("done", **block.facts(before if connected.arm.congestion else None))
 
     def train(self, command: Command, emit: Emit) -> None:

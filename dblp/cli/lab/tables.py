@@ -6,31 +6,37 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dblp.sim.lab.compare import Change
+from dblp.sim.lab.compare import LEAST_ROUNDS, TOO_FEW, Change
 from dblp.sim.lab.experiment import Experiment
 from dblp.sim.lab.preflight import Finding
 from dblp.sim.lab.report import ratio_rows
-from dblp.units import format_bytes, format_seconds
+from dblp.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_VERDICTS = {"faster": "green", "slower": "red", "same": "dim"}
+_VERDICTS = {"faster": "green", "slower": "red", "same": "dim", TOO_FEW: "yellow"}
 
 
-def headline(experiment: Experiment) -> str:
-    """What will be done."""
+def headline(experiment: Experiment, command: str) -> str:
+    """What will be done; ``command``: by which."""
     topology = experiment.topology
     sizes = ", ".join(map(format_bytes, experiment.sizes))
-    rounds = f"{sizes}, {experiment.rounds} rounds an arm, blocks of {experiment.block}"
+    rounds = f"{sizes}, {format_count(experiment.rounds, 'round')} an arm, blocks of {experiment.block}"
     what = "training" if experiment.train else rounds
     return (
-        f"[bold]dblp lab run {experiment.name}[/]: {experiment.title}\n"
-        f"{topology.kind} of {topology.hosts} hosts, {what}, {len(experiment.arms)} arms in turn"
+        f"[bold]dblp {command} {escape(experiment.name)}[/]: {escape(experiment.title)}\n"
+        f"{topology.kind} of {format_count(topology.hosts, 'host')}, {what}, {_arms(experiment)}"
     )
+
+
+def _arms(experiment: Experiment) -> str:
+    arms = format_count(len(experiment.arms), "arm")
+    return f"{arms} in turn" if len(experiment.arms) > 1 else arms
 
 
 def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
@@ -97,11 +103,22 @@ def change_table(changes: Sequence[Change]) -> Table:
             format_seconds(change.before["p50_s"]),
             format_seconds(change.after["p50_s"]),
             f"{change.p50_ratio:.2f}",
-            f"{change.low:.2f}-{change.high:.2f}",
+            f"{change.low:.2f}-{change.high:.2f}" if change.enough else "-",
             f"{change.p99_ratio:.2f}",
             Text(change.verdict, _VERDICTS[change.verdict]),
         )
     return table
+
+
+def too_few(changes: Sequence[Change]) -> str:
+    """What is said below the table where rounds are lacking; empty if none are."""
+    short = [change for change in changes if not change.enough]
+    if not short:
+        return ""
+    least = min(min(change.before_rounds, change.after_rounds) for change in short)
+    have = "no rounds' times, as of a training run," if not least else f"{format_count(least, 'round')} only"
+    whose = "an arm has" if len(short) == 1 else f"{len(short)} of {len(changes)} have"
+    return f"{TOO_FEW}: {whose} {have} in one of the files; {LEAST_ROUNDS} of each are needed to tell a change from chance"
 
 
 def finding_table(findings: Sequence[Finding]) -> Table:

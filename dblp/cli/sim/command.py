@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from dblp.cli.extras import require
 from dblp.cli.options import parse_seeds
+from dblp.cli.output import check_folder, check_outputs, picture_form, write_file
 from dblp.errors import ConfigError
 from dblp.units import format_seconds
 
@@ -45,6 +47,8 @@ def run_experiment(
         raise ConfigError(f"--processes {processes}: a number, or 0 for one a core")
     loaded = load_experiment(experiment)
     chosen = parse_seeds(seeds) if seeds else list(range(loaded.seeds))
+    check_outputs({"--json": json, "--html": html}, {"--png": png})
+    check_folder("--resume", resume)
     require("numba", *(["matplotlib"] if png or html else []))
     _run(loaded, chosen, processes or len(os.sched_getaffinity(0)), resume, json, png, html)
 
@@ -77,7 +81,7 @@ def list_experiments() -> None:
 @sim.command("trace")
 def make_model_trace(
     model: Annotated[str, typer.Argument(help="resnet50, vgg16 or gpt2.")],
-    output: Annotated[Path, typer.Option(help="Where to write it.")],
+    output: Annotated[Path, typer.Option(help="The JSON file to write.")],
     batch: Annotated[int, typer.Option(help="Samples of a step and worker; 0: the model's own.")] = 0,
     rate: Annotated[float, typer.Option(help="FLOP/s of a worker; 0: half of a V100.")] = 0.0,
 ) -> None:
@@ -85,9 +89,15 @@ def make_model_trace(
     from dblp.cli.host import write_json
     from dblp.sim.fabric.models import RATE, make_trace
 
-    if batch < 0 or rate < 0:
-        raise ConfigError(f"--batch {batch}, --rate {rate:g}: must not be negative")
-    write_json(output, make_trace(model, batch, rate or RATE))
+    if batch < 0 or not 0 <= rate < math.inf:
+        raise ConfigError(f"--batch {batch}, --rate {rate:g}: must not be negative, nor without bounds")
+    trace = make_trace(model, batch, rate or RATE)
+    check_outputs({"--output": output})
+    write_json(output, trace, "--output")
+    size = f"{len(trace['layers'])} layers, {sum(layer['bytes'] for layer in trace['layers']) / 1e6:.1f} MB"
+    typer.echo(
+        f'trace: {output}; {size}, {format_seconds(trace["step_s"])} a step; as a workload: model = "{output}"'
+    )
 
 
 def _run(
@@ -168,23 +178,13 @@ def _write(
         from dblp.cli.sim.page import write_page
         from dblp.cli.sim.pictures import draw
 
-        image = draw(experiment, rows, results)
         if png is not None:
-            write_file(png, image, "--png")
+            write_file("--png", png, draw(experiment, rows, results, picture_form("--png", png)))
         if html is not None:
-            write_page(html, experiment, rows, found, image)
+            write_page(html, experiment, rows, found, draw(experiment, rows, results, "png"))
     for path in (json, png, html):
         if path is not None:
-            console.print(f"written: {path}", highlight=False, soft_wrap=True)
-
-
-def write_file(path: Path, content: bytes, option: str) -> None:
-    """Write a file, with its folder if need be; raises ConfigError that names the option and the path."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from None
+            console.print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
 def records_table(rows: list[dict[str, Any]]) -> Table:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dblp.cli.sim.command import cells, write_file
+from dblp.cli.output import write_file
+from dblp.cli.sim.command import cells
 from dblp.sim.fabric.experiment import Experiment
 
 _STYLE = (
@@ -27,7 +28,7 @@ def write_page(
     found: Sequence[dict[str, Any]],
     image: bytes,
 ) -> None:
-    """Write the page; raises ConfigError that names the path."""
+    """Write the page; raises LocalError that names the path."""
     axes = [name for name in rows[0] if "." in name]
     heads = ["policy", *axes, "hosts", "mean", "p99", "max link load", "missing", "unfinished"]
     body = [[row["policy"], *(str(row[name]) for name in axes), *cells(row)] for row in rows]
@@ -40,7 +41,7 @@ def write_page(
     ]
     head = f'<meta charset="utf-8"><title>{html.escape(experiment.name)}</title><style>{_STYLE}</style>'
     text = f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
-    write_file(path, text.encode(), "--html")
+    write_file("--html", path, text.encode())
 
 
 def _claims(found: Sequence[dict[str, Any]]) -> str:

@@ -14,12 +14,18 @@ from dblp.sim.fabric.sweep import CaseResult
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's palette: told apart with any kind of colour vision."""
+_DECADES = 10.0
+"""Ratio of times from which their axis is logarithmic."""
+_MOST_NAMES = 8
+"""Of switches, along a side of the heat map."""
 MOST_RANKS = 64
 """Ranks in the time line."""
 
 
-def draw(experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult]) -> bytes:
-    """A PNG: one row of completion, then for each arm that has a picture its queues, loads and time line."""
+def draw(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult], form: str = "png"
+) -> bytes:
+    """One row of completion, then for each arm that has a picture its queues, loads and time line; ``form``: of matplotlib's."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,7 +44,7 @@ def draw(experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequen
         _time_line(figure.add_subplot(grid[number, 2]), result, longest)
     figure.suptitle(experiment.title)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+    figure.savefig(buffer, format=form, dpi=90)
     plt.close(figure)
     return buffer.getvalue()
 
@@ -46,10 +52,12 @@ def draw(experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequen
 def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]) -> None:
     """Share of the times of each arm, at the last point, up to a time."""
     last = list(experiment.points())[-1]
+    shown: list[float] = []
     for number, arm in enumerate(experiment.arms):
         mine = (r.times_s for r in results if r.policy == arm.policy and r.point == last)
         times = np.sort([t for times in mine for t in times if not math.isnan(t)])
         if len(times):
+            shown += [times[0] * 1e3, times[-1] * 1e3]
             shares = np.arange(1, len(times) + 1) / len(times)
             axes.step(
                 np.repeat(times, 1 + (len(times) == 1)) * 1e3,
@@ -60,7 +68,11 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
                 label=arm.policy,
             )
     axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {_shown(last)}")
-    axes.set_xscale("log")
+    if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
+        axes.set_xscale("log")
+    else:
+        axes.ticklabel_format(axis="x", useOffset=False)
+        axes.locator_params(axis="x", nbins=5)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
 
@@ -112,9 +124,10 @@ def _loads(axes: Any, result: CaseResult) -> None:
     mean = np.nanmean(table) or 1.0
     image = axes.imshow(table / mean, aspect="auto", cmap="viridis", vmin=0.0, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label="bytes over the mean link's")
-    axes.set(
-        xlabel=f"to {targets[0]}, ...", ylabel=f"from {sources[0]}, ...", title=f"{result.policy}: link loads"
-    )
+    for axis, names in ((axes.xaxis, targets), (axes.yaxis, sources)):
+        every = -(-len(names) // _MOST_NAMES)
+        axis.set_ticks(range(0, len(names), every), names[::every], fontsize=7)
+    axes.set(xlabel="to", ylabel="from", title=f"{result.policy}: link loads")
 
 
 def _is_host(name: str) -> bool:

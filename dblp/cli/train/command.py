@@ -9,6 +9,7 @@ import typer
 
 from dblp.cli.extras import require
 from dblp.cli.options import parse_choice, parse_choices, parse_seeds
+from dblp.cli.output import check_outputs
 from dblp.cli.train.plan import DEFAULT_IMPAIR, TrainPlan
 from dblp.cli.train.policies import (
     ARMS,
@@ -24,6 +25,7 @@ from dblp.cli.train.policies import (
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
 from dblp.errors import ConfigError
 from dblp.transport.impair_spec import parse_impair
+from dblp.units import format_count
 
 if TYPE_CHECKING:
     from dblp.cli.train.outcome import Outcome
@@ -88,6 +90,7 @@ def train(
         budget=budget,
         stop=policy_stop,
     )
+    check_outputs({"--json": json}, {"--figure": figure})
     require("torch", "matplotlib")
     _train(plan, figure, json)
 
@@ -162,7 +165,7 @@ def run(plan: TrainPlan, console: Any) -> list[Outcome]:
 def _headline(plan: TrainPlan, samples: int) -> str:
     return (
         f"[bold]dblp train[/]: {plan.model} on {plan.data} ({samples} samples), {plan.ranks} ranks,"
-        f" {plan.epochs} epochs, batch {plan.batch}, {plan.optimizer} at {plan.lr:g}\n"
+        f" {format_count(plan.epochs, 'epoch')}, batch {plan.batch}, {plan.optimizer} at {plan.lr:g}\n"
         f"dblp arms under {plan.impair or 'no impairment'}"
         + (
             f"\n{BOUNDED}: budget {plan.budget:.0%}, stop rule {plan.stop}"
@@ -173,7 +176,7 @@ def _headline(plan: TrainPlan, samples: int) -> str:
 
 
 def _caption(plan: TrainPlan) -> str:
-    seeds = f"{len(plan.seeds)} seed" + "s" * (len(plan.seeds) > 1)
+    seeds = format_count(len(plan.seeds), "seed")
     budget = f", budget {plan.budget:.0%}" if any(map(is_bounded, plan.arms)) else ""
     return (
         f"{plan.model} on {plan.data}, {plan.ranks} ranks, {seeds}."

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dblp.cli.output import make_folder
 from dblp.cli.train.outcome import Floats, Outcome
 from dblp.cli.train.policies import BOUNDED, EXACT, GLOO
 from dblp.errors import LocalError
@@ -54,7 +55,7 @@ def draw(outcomes: Sequence[Outcome], path: Path, *, subtitle: str) -> None:
         _draw_times(times, outcomes)
         figure.suptitle(subtitle, fontsize=9.5, color="#555555", x=0.01, ha="left")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder("--figure", path)
             figure.savefig(path, dpi=150)
         except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
             raise LocalError(f"--figure {path}: cannot be written: {error}") from None

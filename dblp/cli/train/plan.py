@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class TrainPlan:
             raise ConfigError(
                 f"--batch {self.batch}: samples a step over all ranks, a multiple of --ranks {self.ranks}"
             )
-        if not self.lr > 0:
+        if not 0 < self.lr < math.inf:
             raise ConfigError(f"--lr {self.lr}: a learning rate above 0 is needed")
         recipe_of(self.data, self.model)
         for make in POLICIES.values():

@@ -47,8 +47,12 @@ def known_arms() -> tuple[str, ...]:
 
 def parse_compressions(text: str) -> list[str]:
     """Arms of compression methods, from ``"topk(0.01); dgc over bounded; gloo:dgc"``; raises ConfigError for what is none."""
-    arms = [" ".join(part.split()) for part in text.split(";")] if text.strip() else []
+    arms = [" ".join(part.split()) for part in text.split(";") if part.strip()]
+    if text.strip() and not arms:
+        raise ConfigError(f"--compression {text!r}: names no method, as in 'topk(ratio=0.01); dgc'")
     for arm in arms:
+        if not arm.removeprefix(OVER_GLOO).strip():
+            raise ConfigError(f"--compression {arm!r}: names no method, as in '{OVER_GLOO}topk(ratio=0.01)'")
         if arms.count(arm) > 1:
             raise ConfigError(f"--compression: {arm!r} stands twice")
         method, policy = _method_and_policy(arm.removeprefix(OVER_GLOO))
