@@ -98,6 +98,7 @@ class Core:
         self._events: list[Completed] = []
         self._early_opens: dict[int, list[tuple[int, wire.Open]]] = {}
         self._posted: dict[int, list[tuple[int, Incoming]]] = {}
+        self._given: dict[int, set[tuple[int, int]]] = {}  # (peer, message) of what was sent, by round
         self._replies: list[Reply] = []
         self._buffer = BurstBuffer()
         self._backlog = Backlog()
@@ -146,6 +147,7 @@ class Core:
         self._check_alive()
         round_ = self.rounds.begin(key, signature, describe, standing)
         self._posted[key] = []
+        self._given[key] = set()
         for peer, opened in self._early_opens.pop(key, ()):
             self._compare(round_, peer, opened)
         if self.failed is not None:  # a peer that is ahead has told that it called something else
@@ -157,6 +159,7 @@ class Core:
         """See ``interface.EndpointLike.end_round``."""
         self.rounds.end(key)
         self._early_opens.pop(key, None)
+        self._given.pop(key, None)
         for peer, message in self._posted.pop(key, ()):
             if not message.closed:
                 message.on_done = None
@@ -183,7 +186,9 @@ class Core:
         self._check_alive()
         if peer in self.gone:
             raise self._left(peer)
-        round_ = self.rounds.active[round_of(message)]
+        key = round_of(message)
+        round_ = self.rounds.active[key]
+        self._given[key].add((peer, message))
         return self.senders[peer].send(
             message, spec, data, round_.signature, energy, offered=offered, classes=classes
         )
@@ -623,7 +628,8 @@ class Core:
         spec = message.spec
         if spec is None or spec.budget > 0.0 or spec.nbytes > SMALL_EXCHANGE_BYTES:
             return False
-        return in_order(round_of(message.id)) and message.id in self.senders[peer].messages
+        key = round_of(message.id)
+        return in_order(key) and (peer, message.id) in self._given.get(key, ())
 
     def _send_final(
         self, peer: int, receiver: PeerReceiver, message_id: int, hold_from: float | None = None
