@@ -425,7 +425,7 @@ def test_the_preflight_says_how_and_proves_single_datagrams():
 def test_the_proof_sees_super_packets_that_pass_whole(monkeypatch):
     from dblp.sim.lab import preflight
 
-    monkeypatch.setattr("dblp.sim.lab.wiring._NO_OFFLOADS", ("gro", "off"))
+    monkeypatch.setattr("dblp.sim.lab.wiring._SPLIT", ())
     findings = {finding.what: finding for finding in preflight.preflight()}
     assert not findings["single datagrams"].ok
     assert "as 1 packets" in findings["single datagrams"].found
