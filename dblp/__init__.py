@@ -6,6 +6,7 @@ Everything here loads on first use (PEP 562): ``import dblp`` itself imports nei
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -182,3 +183,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+def _register() -> None:
+    """Tell torch of the backend where torch is there first: its entry point does so too, but not for a checkout on PYTHONPATH or
+    under TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
+    if sys.modules.get("torch") is not None:  # None: somebody has forbidden it
+        importlib.import_module("dblp.collectives.torch.autoload").autoload()
+
+
+_register()

@@ -1,7 +1,10 @@
 """The public names, and that importing them lazily costs nothing."""
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 import dblp
 
@@ -51,3 +54,14 @@ def test_numpy_users_need_no_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "0.1 init_process_group Group"
+
+
+def test_torch_knows_the_backend_without_the_entry_point():
+    """As of a checkout on PYTHONPATH that nobody has installed."""
+    pytest.importorskip("torch")
+    code = "import torch.distributed as dist, dblp; print(dist.Backend.backend_type_map['dblp'])"
+    place = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=place, check=False
+    )
+    assert "CUSTOM" in done.stdout, done.stderr
