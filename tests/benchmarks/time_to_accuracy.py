@@ -1,6 +1,7 @@
 """Training time to equal accuracy, communication-bound, with bursts as in DBLP: every arm in virtual time.
 
     python -m tests.benchmarks.time_to_accuracy [--models resnet,transformer,cnn,mlp] [--seeds 1] [--json FILE]
+    python -m tests.benchmarks.time_to_accuracy --read FILE FILE ...
 
 Four workers train for real: each step's gradients are reduced by real groups over a simulated star, whose rounds take virtual
 time (tests/benchmarks/virtual_workers.py); computing takes a constant. Every model's links are as fast as its own gradient
@@ -8,12 +9,14 @@ takes ``--transfer`` to cross one, since the models are small. Bursts of loss la
 steps of epochs, as in DBLP (iterations 372 and 837 of 930 are those of 10 epochs). Time does not depend on this machine.
 
 The time to accuracy is that at which an arm's best test so far reaches what the slowest arm's best reaches, straight between
-tests. Arms of one model and seed start from the same parameters and see the same batches.
+tests. Arms of one model and seed start from the same parameters and see the same batches. ``--read`` trains nothing: it prints
+the tables of earlier runs' JSON, since all models and seeds take hours.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -252,18 +255,38 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--algorithm", default="", help="of all arms, instead of the presets' own")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--read", type=Path, nargs="+", help="JSON of earlier runs: print their tables, train nothing"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train all arms of each model and seed; the tables so far after each, since it takes long."""
+    """Train all arms of each model and seed, or read what earlier runs have written; print tables and savings."""
     options = _options()
+    console = Console(width=150)
+    found = _read(options.read, console) if options.read else _train(options, console)
+    for share in COMPUTE_SHARES:
+        for what in ("total", "to_target"):
+            _print_savings(console, found, what, share)
+
+
+def _read(files: Sequence[Path], console: Console) -> list[dict[str, Any]]:
+    """The records of earlier runs; a table for each model."""
+    found = [record for file in files for record in json.loads(file.read_text())["records"]]
+    for model in dict.fromkeys(record["model"] for record in found):
+        console.print(table(found, model, COMPUTE_SHARES[1]))
+    return found
+
+
+def _train(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """All trainings; the tables so far after each model, since it takes long."""
     torch.set_num_threads(1)
     models = parse_choices("--models", options.models, MODEL_NAMES)
     arms = [name for name in ARMS if name in options.arms.split(";")]
-    console = Console(width=150)
     samples = {model: Samples(_data(model, options.label_noise)) for model in models}
     runs: list[Run] = []
+    found: list[dict[str, Any]] = []
     for seed in parse_seeds(options.seeds):
         for model in models:
             for name in arms:
@@ -280,9 +303,7 @@ def main() -> None:
             if options.json is not None:
                 chosen = {key: str(value) for key, value in vars(options).items()}
                 write_json(options.json, document("time_to_accuracy", found, options=chosen))
-    for share in COMPUTE_SHARES:
-        for what in ("total", "to_target"):
-            _print_savings(console, found, what, share)
+    return found
 
 
 def _print_savings(console: Console, found: Sequence[Mapping[str, Any]], what: str, share: float) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from dblp.transport.config import TransportConfig
 from dblp.transport.congestion.bbr import CYCLE_GAINS, HIGH_GAIN, INITIAL_WINDOW_BYTES, BbrControl, Mode
-from dblp.transport.congestion.dctcp import DctcpControl
+from dblp.transport.congestion.dctcp import PATIENCE_WINDOWS, DctcpControl
 
 DATAGRAM = TransportConfig().datagram_bytes
 RTT_S = 1e-3
@@ -195,3 +197,77 @@ def test_dctcp_does_not_grow_for_an_application_that_has_nothing_to_send():
     before = cc.window_bytes
     cc.on_acked(10_000, RTT_S, now=0.0, waiting=False)
     assert cc.window_bytes == before
+
+
+def datagrams(cc: DctcpControl, count: int, *, marked: bool = True) -> list[float]:
+    """``count`` acknowledgements of a datagram each, the window being full before it; the window after each, in datagrams."""
+    seen = []
+    for _ in range(count):
+        inflight = int(cc.window_bytes) // DATAGRAM * DATAGRAM
+        cc.on_acked(
+            DATAGRAM,
+            RTT_S,
+            now=0.0,
+            marked_bytes=DATAGRAM * marked,
+            inflight_bytes=inflight - DATAGRAM,
+        )
+        seen.append(cc.window_bytes / DATAGRAM)
+    return seen
+
+
+def crowded() -> DctcpControl:
+    """At its floor for as long as it takes, every datagram marked."""
+    cc = dctcp()
+    datagrams(cc, 100)
+    floor = datagrams(cc, 20)
+    assert min(floor) < 2.6 and max(floor) < 3.5 and not cc.competing
+    datagrams(cc, 5 * PATIENCE_WINDOWS)
+    assert cc.competing
+    return cc
+
+
+def test_a_window_at_its_floor_that_stays_marked_competes_by_fifths():
+    cc = crowded()
+    datagrams(cc, 100)
+    seen = datagrams(cc, 100)
+    assert min(seen) > 4.0 and max(seen) < 6.0, "a fifth less and a datagram more in each window: about five"
+    assert cc.quantum_bytes == DATAGRAM, "none waits for another to leave with it"
+
+
+def test_it_competes_no_longer_once_fewer_are_marked():
+    cc = crowded()
+    datagrams(cc, 100)
+    datagrams(cc, 12, marked=False)
+    assert not cc.competing
+    before = cc.window_bytes / DATAGRAM
+    after = datagrams(cc, 1)[0]
+    assert after < 0.7 * before, "half less, since alpha is near 1, and a part of a datagram more"
+
+
+def test_it_competes_no_longer_once_much_is_lost():
+    cc = crowded()
+    datagrams(cc, 100)
+    cc._reduced = False
+    cc.on_lost(4 * DATAGRAM, now=0.0)
+    assert not cc.competing and cc.window_bytes < 3 * DATAGRAM
+
+
+def test_a_window_that_is_marked_well_above_its_floor_does_not_compete():
+    cc = dctcp()
+    for _ in range(3 * PATIENCE_WINDOWS):
+        cc.window_bytes = 1e5
+        windows(cc, 1, 1.0)
+    assert not cc.competing
+
+
+def test_a_window_ends_with_the_first_acknowledgement_of_what_left_after_it_began():
+    """RFC 8257, section 3.3, step 2: beyond WindowEnd, which was SND.NXT."""
+    cc = dctcp()
+    cc._slow_start = False
+    cc.window_bytes = 4.0 * DATAGRAM
+    alphas = []
+    for _ in range(60):
+        cc.on_acked(DATAGRAM, RTT_S, now=0.0, inflight_bytes=3 * DATAGRAM, waiting=False)
+        alphas.append(cc.alpha)
+    changes = [i for i, (a, b) in enumerate(pairwise(alphas)) if a != b]
+    assert changes[1:] and all(b - a == 4 for a, b in pairwise(changes))
