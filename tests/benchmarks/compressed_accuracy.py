@@ -6,9 +6,9 @@
         --methods "none; dgc(0.001,indices=delta,nesterov=true,warmup=1,schedule=0.25)"
 
 Four workers in one process train for real; their rounds run on a network without protocol (tests/benchmarks/ideal_network.py),
-since what a lossless network does has no effect on a score. An epoch of a warm-up is one of the data, unless ``--epoch-steps`` says
-otherwise. FILE is written after each training, and a training that it has under the same options is not repeated: long runs may
-be cut into pieces (``--at-most`` trainings each).
+since what a lossless network does has no effect on a score. An epoch of a warm-up is one of the data, unless ``--epoch-steps``
+says otherwise. FILE is written after each training, and a training that it has under the same options is not repeated: long runs
+may be cut into pieces (``--at-most`` trainings each).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.reduction import Op, Reducer, dtype_of, parse_op
@@ -89,11 +90,13 @@ class IdealGroup:
     ) -> asyncio.Task[Report]:
         """Collect all ranks' arrays."""
 
+        outputs = output.reshape(self.world_size, -1) if isinstance(output, np.ndarray) else output
+
         async def run(number: int) -> Report:
-            most = max(out.nbytes for out in output)
+            most = max(out.nbytes for out in outputs)
             copied = input.copy()
             parts = await self._network.meet(number, self.rank, copied, 1, (self.world_size - 1) * most)
-            for out, part in zip(output, parts, strict=True):
+            for out, part in zip(outputs, parts, strict=True):
                 out[...] = part
             return self._report(number, "all_gather", input.nbytes)
 
