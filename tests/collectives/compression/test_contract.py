@@ -87,11 +87,32 @@ def test_what_is_withheld_comes_back(text, shapes, dtype, rounds, scale, seed):
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("text", TEXTS)
-def test_zeros_stay_zeros(text):
-    array = np.zeros(bucket(SHAPES[0]).size, np.float32)
-    before, own, after, _, _ = _compress(text, SHAPES[0], array, "float32")
-    assert not before.any() and not own.any() and not after.any()
+def test_zeros_stay_zeros(text, dtype):
+    """In buckets of every size, round after round."""
+    for shapes in SHAPES:
+        memory = None
+        for number in range(2):
+            array = gradient(bucket(shapes).size, dtype) * 0
+            before, own, after, work, _ = _compress(text, shapes, array, dtype, memory, number=number)
+            memory = work.memory
+            assert not work.spoiled
+            assert not before.any() and not own.any() and not after.any()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_largest_halves_are_conserved(text):
+    """Elements of float16's largest magnitude, more than 32,767 of them, round after round: what is added up to no longer fits
+    into the type, and is neither an infinity nor lost."""
+    memory = None
+    for number in range(3):
+        array = gradient(bucket(SHAPES[-1]).size, "float16", seed=number)
+        array[::2] = np.where(array[::2] > 0, 65504, -65504)
+        before, own, after, work, _ = _compress(text, SHAPES[-1], array, "float16", memory, number=number)
+        memory = work.memory
+        assert not work.spoiled and np.isfinite(own).all() and np.isfinite(after).all()
+        _assert_conserved(text, before, own, after)
 
 
 @pytest.mark.parametrize(
@@ -118,16 +139,24 @@ def test_what_is_not_finite_enters_no_residual(text, dtype):
         _spoil(text, dtype, bad)
 
 
-def _spoil(text, dtype, bad):
-    clean, spoilt = gradient(bucket(SHAPES[0]).size, dtype), gradient(bucket(SHAPES[0]).size, dtype)
-    spoilt[17] = spoilt[-1] = {"bfloat16": 0x7FC0 if np.isnan(bad) else 0x7F80}.get(dtype, bad)
-    _, own, after, work, _ = _compress(text, SHAPES[0], spoilt, dtype)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("text", [text for text in TEXTS if text != "none"])
+def test_nor_does_it_in_buckets_of_one_element_or_of_many(text, dtype):
+    for shapes in (SHAPES[1], SHAPES[2], SHAPES[-1]):
+        _spoil(text, dtype, np.nan, shapes)
+
+
+def _spoil(text, dtype, bad, shapes=SHAPES[0]):
+    size = bucket(shapes).size
+    clean, spoilt, first = gradient(size, dtype), gradient(size, dtype), min(17, size - 1)
+    spoilt[first] = spoilt[-1] = {"bfloat16": 0x7FC0 if np.isnan(bad) else 0x7F80}.get(dtype, bad)
+    _, own, after, work, _ = _compress(text, shapes, spoilt, dtype)
     assert work.spoiled and not own.any()
-    assert np.isfinite(after).all() and after[17] == 0
+    assert np.isfinite(after).all() and after[first] == 0
     held = work.memory.residual
     assert held is None or np.isfinite(held).all()
     assert work.memory.velocity is None or np.isfinite(work.memory.velocity).all()
-    before, own, after, work, _ = _compress(text, SHAPES[0], clean, dtype, work.memory, number=2)
+    before, own, after, work, _ = _compress(text, shapes, clean, dtype, work.memory, number=2)
     assert not work.spoiled and np.isfinite(before).all()
     _assert_conserved(text, before, own, after)
 
