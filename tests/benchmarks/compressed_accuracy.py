@@ -122,7 +122,7 @@ def _wanted(options: argparse.Namespace, samples: Samples) -> Iterable[Record]:
                 "lr": options.lr or recipe.lr[optimizer],
                 "batch": batch,
                 "steps": options.steps or round(options.epochs * epoch),
-                "epoch_steps": options.epoch_steps or epoch,
+                "epoch_steps": epoch if method == DENSE else options.epoch_steps or epoch,
                 "method": method,
                 "seed": seed,
             }
