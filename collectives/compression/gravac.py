@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from dblp.collectives.compression.adaptive import Adaptive
-from dblp.collectives.compression.base import Array, Job
+from dblp.collectives.compression.base import Array, Job, widened
 from dblp.collectives.compression.entries import Indices
 from dblp.collectives.compression.iterations import Iterations, stored
 from dblp.collectives.compression.link import Link
@@ -79,6 +79,9 @@ class GraVAC(Adaptive):
     """How elements are selected: exactly, by DGC's sampled threshold, by RedSync's bisection, or at random."""
     values: str = arg("values", VALUES, default="full")
     indices: str = arg("indices", INDICES, default="plain")
+    gain: str = arg("gain", choice("gradient", "residual"), default="gradient")
+    """What a level's norm is compared with: the gradient's, as in the released code (a gain of 1 at most: more is residual that
+    catches up), or that of gradient and residual together."""
 
     def __post_init__(self) -> None:
         Adaptive.__post_init__(self)
@@ -219,8 +222,12 @@ class GraVAC(Adaptive):
         return np.sort(np.asarray(job.notes["drawn"][:count], np.int64))
 
     def _norms(self, job: Job) -> Array:
-        """The norm of all values, then of each level: sums over the parameters of L2 norms, as in the released code."""
-        raw = sum(float(np.linalg.norm(part.astype(np.float64))) for part in job.bucket.cut(job.values))
+        """The norm that levels are compared with, then each level's: sums over the parameters of L2 norms, as in the released
+        code."""
+        whole = job.values
+        if self.gain == "gradient":
+            whole = widened(job.gradient, job.kind, job.memory.dtype)
+        raw = sum(float(np.linalg.norm(part.astype(np.float64))) for part in job.bucket.cut(whole))
         parts = len(job.bucket.parts)
         norms = [raw]
         for indices in job.notes["nested"]:

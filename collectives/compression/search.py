@@ -2,8 +2,9 @@
 on gradients: what it is told of an iteration, and which level it chooses for the next one.
 
 A level is a compression factor, theta: one element in theta is sent. Level 0 is theta_min. The gain of a level is the moving
-average of the norm of what it would send over that of everything; its compression throughput (CT) is gain over the time of an
-iteration in which it is sent. Both averages have the same weights, so the gain needs no start-up correction.
+average of the norm of what it would send over that of the gradient (or of gradient and residual), 1 at most: what is sent holds
+residual too, and where that makes more of it than the gradient, nothing is being lost. Its compression throughput (CT) is gain
+over the time of an iteration in which it is sent. Both averages have the same weights, so the gain needs no start-up correction.
 
 Course: for a window theta_min is sent. Then the next level is tried for a window, if its gain reaches epsilon; if its CT is
 higher than the last level's, it is kept and the next one tried. The search ends where two levels' CT differ by less than omega
@@ -88,7 +89,7 @@ class Search:
 
     def gain(self, level: int) -> float:
         """Of a level, in [0, 1]; 1 if nothing is known of it, or there is nothing to send."""
-        return float(self._norms[level]) / self._raw if self._raw > 0.0 else 1.0
+        return min(float(self._norms[level]) / self._raw, 1.0) if self._raw > 0.0 else 1.0
 
     def throughput(self, level: int) -> float:
         """CT of a level, gain times iterations a second; 0 if it has not been measured."""

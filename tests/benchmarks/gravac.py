@@ -1,11 +1,13 @@
 """Training time to equal accuracy: GraVAC against static compression factors and Accordion.
 
     python -m tests.benchmarks.gravac [--models resnet,cnn,mlp] [--seeds 3] [--epochs 32] [--json FILE]
+    python -m tests.benchmarks.gravac --arms "topk(0.01);gravac;gravac(theta_max=1000,gain=residual)"
 
 Four workers train for real on digits (the transformer on text). Every method's rounds run between four ranks on a network without
 protocol in virtual time (tests/benchmarks/ideal_network.py), on which a model's own gradient takes ``--transfer`` to cross one
 link; computing takes ``--compute`` of that. Time does not depend on this machine. Of images, a share of the training labels is
-drawn at random, since digits are learned by heart within some epochs.
+drawn at random, since digits are learned by heart within some epochs. An arm is a method; ``gravac`` alone has the options of
+``--gravac``. FILE is written after each training; one that it has is not repeated, so that long runs may be cut into pieces.
 
 The accuracy to reach is what the arm with the worst best test reaches; the time to it is interpolated between tests. "Best
 static" is the static factor that is quickest to it, "worst static" the slowest. The paper (arXiv 2305.12201) has 4.32, 1.95 and
@@ -15,6 +17,7 @@ static" is the static factor that is quickest to it, "worst static" the slowest.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +36,7 @@ from dblp.cli.options import parse_choices, parse_seeds
 from dblp.cli.train.recipes import MODEL_NAMES, default_data, recipe_of
 from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
+from dblp.errors import ConfigError
 from dblp.units import format_seconds
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star, parts_of
 from tests.benchmarks.time_to_accuracy import _data
@@ -40,6 +44,8 @@ from tests.benchmarks.time_to_accuracy import _data
 WORKERS = 4
 STATIC = ("topk(0.1)", "topk(0.01)", "topk(0.001)")
 GRAVAC, ACCORDION, DENSE = "gravac", "accordion", "none"
+SAME = ("epochs", "epoch_steps", "gravac", "transfer", "compute", "delay", "label_noise")
+"""Options that trainings in one file have in common."""
 PAPER = "the paper: 4.32x, 1.95x, 6.67x against a static factor, 1.94x to 5.63x against adaptive schemes"
 
 
@@ -82,7 +88,7 @@ def experiment(options: argparse.Namespace, samples: Samples, arm: str, model: s
     recipe = recipe_of(default_data(model), model)
     parts, epoch_steps = parts_of(samples.build(model, seed=seed)), options.epoch_steps
     star = Star(rate_bps=8.0 * 4 * parts.size / options.transfer, delay_s=options.delay / 4, ideal=True)
-    method = f"gravac({options.gravac})" if arm == GRAVAC else arm
+    method = f"{GRAVAC}({options.gravac})" if arm == GRAVAC else arm
     workers = CompressedWorkers(
         method, star, parts, ranks=WORKERS, compute_s=options.compute * options.transfer,
         epoch_steps=epoch_steps, seed=seed,
@@ -108,9 +114,13 @@ def experiment(options: argparse.Namespace, samples: Samples, arm: str, model: s
         perplexity=tests[-1][1].perplexity,
         steps=plan.steps,
         figures=workers.figures[-1],
-        thetas=tuple(found.get("theta", 0.0) for found in workers.figures) if arm == GRAVAC else (),
+        thetas=tuple(found.get("theta", 0.0) for found in workers.figures) if _is_gravac(arm) else (),
         ratio=workers.totals.ratio,
     )
+
+
+def _is_gravac(arm: str) -> bool:
+    return arm.startswith(GRAVAC)
 
 
 def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -134,6 +144,7 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "ratio": run.ratio,
                 "search_share": run.figures.get("search_steps", 0.0) / run.steps,
                 "theta": run.figures.get("theta"),
+                "figures": dict(run.figures),
                 "thetas": list(run.thetas),
                 "seconds": run.seconds.tolist(),
                 "accuracies": run.accuracies.tolist(),
@@ -142,7 +153,23 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def speed_ups(found: Sequence[Mapping[str, Any]], model: str) -> dict[str, float]:
+def restored(record: Mapping[str, Any]) -> Run:
+    """The run that a record tells of."""
+    return Run(
+        arm=record["method"],
+        model=record["model"],
+        seed=record["seed"],
+        seconds=np.array(record["seconds"]),
+        accuracies=np.array(record["accuracies"]),
+        perplexity=record["test_perplexity"],
+        steps=record["steps"],
+        figures=record["figures"],
+        thetas=tuple(record["thetas"]),
+        ratio=record["ratio"],
+    )
+
+
+def speed_ups(found: Sequence[Mapping[str, Any]], model: str, gravac: str = GRAVAC) -> dict[str, float]:
     """How many times quicker GraVAC is to the target, by what it is compared with: ratios of means over the seeds."""
 
     def mean(arm: str) -> float:
@@ -150,10 +177,10 @@ def speed_ups(found: Sequence[Mapping[str, Any]], model: str) -> dict[str, float
         return float(np.mean(times)) if times else float("nan")
 
     static = {arm: mean(arm) for arm in STATIC}
-    ours = mean(GRAVAC)
+    ours = mean(gravac)
     return {
-        "best static": min(static.values()) / ours,
-        "worst static": max(static.values()) / ours,
+        "best static": float(np.nanmin(list(static.values()))) / ours,
+        "worst static": float(np.nanmax(list(static.values()))) / ours,
         ACCORDION: mean(ACCORDION) / ours,
         "dense": mean(DENSE) / ours,
     }
@@ -172,7 +199,7 @@ def table(found: Sequence[Mapping[str, Any]], model: str) -> Table:
         "theta at the end",
     ):
         shown.add_column(heading, justify="right", no_wrap=True)
-    for arm in (*STATIC, ACCORDION, GRAVAC, DENSE):
+    for arm in dict.fromkeys(record["method"] for record in found):
         mine = [record for record in found if (record["model"], record["method"]) == (model, arm)]
         if not mine:
             continue
@@ -180,10 +207,10 @@ def table(found: Sequence[Mapping[str, Any]], model: str) -> Table:
             name: float(np.mean([record[name] for record in mine]))
             for name in ("test_accuracy", "ratio", "total_s", "to_target_s", "search_share")
         }
-        thetas = ", ".join(f"{record['theta']:g}" for record in mine) if arm == GRAVAC else ""
+        thetas = ", ".join(f"{record['theta']:g}" for record in mine) if _is_gravac(arm) else ""
         shown.add_row(
             arm, f"{100 * mean['test_accuracy']:.2f}", f"{mean['ratio']:.1f}", format_seconds(mean["total_s"]),
-            format_seconds(mean["to_target_s"]), f"{mean['search_share']:.1%}" if arm == GRAVAC else "", thetas,
+            format_seconds(mean["to_target_s"]), f"{mean['search_share']:.1%}" if _is_gravac(arm) else "", thetas,
         )  # fmt: skip
     return shown
 
@@ -209,16 +236,19 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train all arms of each model and seed; the tables so far after each, since it takes long."""
+    """Train all arms of each model and seed that are not there yet, then the tables."""
     options = _options()
     torch.set_num_threads(1)
     console = Console(width=130)
-    runs: list[Run] = []
     models = parse_choices("--models", options.models, MODEL_NAMES)
     samples = {model: Samples(_data(model, options.label_noise)) for model in models}
+    chosen = {key: str(value) for key, value in vars(options).items() if key in SAME}
+    runs = _done(options.json, chosen)
     for model in models:
         for seed in parse_seeds(options.seeds):
             for arm in options.arms.split(";"):
+                if any((run.model, run.seed, run.arm) == (model, seed, arm) for run in runs):
+                    continue
                 start = time.perf_counter()
                 runs.append(run := experiment(options, samples[model], arm, model, seed))
                 took = format_seconds(time.perf_counter() - start)
@@ -227,13 +257,30 @@ def main() -> None:
                     f"{run.seconds[-1]:.2f} s, {dict(run.figures)} ({took})",
                     highlight=False,
                 )
-        found = records(runs)
-        console.print(table(found, model))
-        told = ", ".join(f"{ratio:.2f}x against {what}" for what, ratio in speed_ups(found, model).items())
-        console.print(f"{model}: to equal accuracy {told}; {PAPER}", highlight=False)
-        if options.json is not None:
-            chosen = {key: str(value) for key, value in vars(options).items()}
-            write_json(options.json, document("gravac", found, options=chosen))
+                if options.json is not None:
+                    write_json(options.json, document("gravac", records(runs), options=chosen))
+    found = records(runs)
+    for model in models:
+        _show(console, found, model)
+
+
+def _done(path: Path | None, chosen: Mapping[str, str]) -> list[Run]:
+    """Trainings of an earlier call; raises ConfigError if their options are others."""
+    if path is None or not path.exists():
+        return []
+    told = json.loads(path.read_text())
+    if told["options"] != chosen:
+        raise ConfigError(f"--json {path}: it holds trainings with {told['options']}; name another file")
+    return [restored(record) for record in told["records"]]
+
+
+def _show(console: Console, found: Sequence[Mapping[str, Any]], model: str) -> None:
+    console.print(table(found, model))
+    for arm in dict.fromkeys(record["method"] for record in found if record["model"] == model):
+        if _is_gravac(arm):
+            ratios = speed_ups(found, model, arm).items()
+            told = ", ".join(f"{ratio:.2f}x against {what}" for what, ratio in ratios)
+            console.print(f"{model}, {arm}: to equal accuracy {told}; {PAPER}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,26 @@ def test_levels_are_nested_and_their_norms_fall():
         )
 
 
+@pytest.mark.parametrize(("gain", "stays"), [("gradient", True), ("residual", False)])
+def test_the_gain_of_a_level_is_against_the_gradient_not_against_what_has_piled_up(gain, stays):
+    """Normal gradients: what waits grows to several times their norm, and a tenth of the elements has as much norm as they have.
+    Against gradient and residual together that is little, and everything would be sent, again and again."""
+
+    async def member(group):
+        text = f"gravac(theta_max=10,window=12,alpha=0.5,epsilon=0.75,gain={gain})"
+        compression, thetas = Compression(parse_compression(text)), []
+        for step in range(24):
+            array = gradient(PARTS.size, "float32", step, spread=0.0)
+            await compression.all_reduce(group, array, PARTS, timeout_s=30.0, iteration=step)
+            thetas.append(compression.figures["theta"])
+        assert 0.0 <= compression.figures["gain"] <= 1.0
+        return thetas
+
+    thetas, others = run_memory(member, 2)
+    assert thetas == others and thetas[:12] == [10.0] * 12
+    assert (1.0 not in thetas) == stays
+
+
 def test_a_spoiled_iteration_is_no_measurement():
     """Of one rank: its norms do not count, the others' do; decisions stay alike and finite."""
 
