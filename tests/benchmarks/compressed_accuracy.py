@@ -4,11 +4,13 @@
         --methods "none; dgc(0.001,indices=delta,nesterov=true,warmup=4)"
     python -m tests.benchmarks.compressed_accuracy --model transformer --optimizer sgd --epochs 12 --json FILE \\
         --methods "none; dgc(0.001,indices=delta,nesterov=true,warmup=1,schedule=0.25)"
+    python -m tests.benchmarks.compressed_accuracy --epochs 16 --seeds 3 --methods "topk(0.01)" --loss 0.1 --budget 0.3
 
 Four workers in one process train for real; their rounds run on a network without protocol (tests/benchmarks/ideal_network.py),
-since what a lossless network does has no effect on a score. An epoch of a warm-up is one of the data, unless ``--epoch-steps``
-says otherwise. FILE is written after each training, and a training that it has under the same options is not repeated: long runs
-may be cut into pieces (``--at-most`` trainings each).
+since what a lossless network does has no effect on a score. With ``--loss`` and ``--budget`` they run between real endpoints in
+virtual time, bounded, on a network that loses; only the score at the end is told then. An epoch of a warm-up is one of the
+data, unless ``--epoch-steps`` says otherwise. FILE is written after each training, and a training that it has under the same
+options is not repeated: long runs may be cut into pieces (``--at-most`` trainings each).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dblp.cli.bench.compression_plan import CompressionPlan
+from dblp.cli.bench.compression_training import Trainings
 from dblp.cli.host import document, write_json
 from dblp.cli.options import parse_choice, parse_seeds
 from dblp.cli.train.data import load
@@ -42,7 +46,19 @@ WORKERS = 4
 DENSE = "none"
 METHODS = "none; dgc(0.001,indices=delta,nesterov=true,warmup=4)"
 _STAR = Star(rate_bps=1e9, ideal=True)
-KEYS = ("data", "model", "optimizer", "lr", "batch", "steps", "epoch_steps", "method", "seed")
+KEYS = (
+    "data",
+    "model",
+    "optimizer",
+    "lr",
+    "batch",
+    "steps",
+    "epoch_steps",
+    "method",
+    "seed",
+    "loss",
+    "budget",
+)
 """What makes two trainings the same."""
 Record = dict[str, Any]
 
@@ -79,6 +95,19 @@ def experiment(wanted: Mapping[str, Any], samples: Samples, tests: int) -> Recor
     }
 
 
+def lossy(wanted: Mapping[str, Any]) -> Record:
+    """One training on a network that loses."""
+    same = ("data", "model", "optimizer", "lr", "batch", "steps", "epoch_steps", "loss", "budget")
+    plan = CompressionPlan(ranks=WORKERS, **{key: wanted[key] for key in same})
+    trained = Trainings(plan).run(wanted["method"], wanted["seed"])
+    return dict(wanted) | {
+        "test_accuracy": trained.accuracy,
+        "test_perplexity": trained.perplexity,
+        "ratio_size": trained.ratio,
+        "missing_share": trained.missing_share,
+    }
+
+
 def table(found: Sequence[Record]) -> Table:
     """One row a method: means over the seeds, and what they differ by from the mean of the dense trainings with these seeds."""
     text = any(record["test_perplexity"] is not None for record in found)
@@ -86,17 +115,25 @@ def table(found: Sequence[Record]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for heading in ("method", "seeds", what, "each", "against none", "smaller by"):
         shown.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
-    for method in dict.fromkeys(record["method"] for record in found):
-        mine = {r["seed"]: _scored(r, text) for r in found if r["method"] == method}
+    for method, loss in dict.fromkeys((record["method"], record["loss"]) for record in found):
+        same = [r for r in found if (r["method"], r["loss"]) == (method, loss)]
+        mine = {r["seed"]: _scored(r, text) for r in same}
         dense = [_scored(r, text) for r in found if r["method"] == DENSE and r["seed"] in mine]
         score = float(np.mean(list(mine.values())))
-        ratio = float(np.mean([r["ratio_size"] for r in found if r["method"] == method]))
+        ratio = float(np.mean([r["ratio_size"] for r in same]))
         apart = ""
         if len(dense) == len(mine):
             base = float(np.mean(dense))
             apart = f"{score / base - 1.0:+.2%}" if text else f"{score - base:+.2f} points"
         each = ", ".join(f"{value:.2f}" for value in mine.values())
-        shown.add_row(method, str(len(mine)), f"{score:.2f}", each, apart, f"{ratio:.1f}")
+        shown.add_row(
+            f"{method}, {loss:.0%} lost" if loss else method,
+            str(len(mine)),
+            f"{score:.2f}",
+            each,
+            apart,
+            f"{ratio:.1f}",
+        )
     return shown
 
 
@@ -105,7 +142,10 @@ def _scored(record: Mapping[str, Any], text: bool) -> float:
 
 
 def _done(path: Path | None) -> list[Record]:
-    return json.loads(path.read_text())["records"] if path is not None and path.exists() else []
+    if path is None or not path.exists():
+        return []
+    records: list[Record] = json.loads(path.read_text())["records"]
+    return records
 
 
 def _wanted(options: argparse.Namespace, samples: Samples) -> Iterable[Record]:
@@ -125,6 +165,8 @@ def _wanted(options: argparse.Namespace, samples: Samples) -> Iterable[Record]:
                 "epoch_steps": epoch if method == DENSE else options.epoch_steps or epoch,
                 "method": method,
                 "seed": seed,
+                "loss": 0.0 if method == DENSE else options.loss,
+                "budget": 0.0 if method == DENSE else options.budget,
             }
 
 
@@ -141,6 +183,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=8)
     parser.add_argument("--steps", type=int, help="instead of --epochs")
     parser.add_argument("--epoch-steps", type=int, help="that a warm-up counts; the data's by default")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of datagrams that the network loses")
+    parser.add_argument(
+        "--budget", type=float, default=0.0, help="loss budget of the rounds on such a network"
+    )
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--tests", type=int, default=8, help="in a training")
     parser.add_argument("--at-most", type=int, help="trainings; the rest is left to another call")
@@ -165,7 +211,9 @@ def main() -> None:
             console.print("more is left for another call")
             break
         start = time.perf_counter()
-        found.append(record := experiment(wanted, samples, options.tests))
+        found.append(
+            record := lossy(wanted) if wanted["loss"] else experiment(wanted, samples, options.tests)
+        )
         fresh += 1
         score = record["test_perplexity"] or record["test_accuracy"]
         took = format_seconds(time.perf_counter() - start)
