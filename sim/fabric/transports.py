@@ -1,7 +1,7 @@
 """Transport models of the packet engine: one table of fields, a named row for each protocol.
 
 Models, not the protocols themselves: no handshake, equal packets, an acknowledgement for each packet. Sources: TCP: RFC 5681,
-RFC 6298, RFC 9438, with ideal selective acknowledgements (RFC 2018). DCTCP: RFC 8257. NDP: Handley et al., SIGCOMM 2017.
+RFC 6298, RFC 6675, RFC 9438, with an acknowledgement for each packet. DCTCP: RFC 8257. NDP: Handley et al., SIGCOMM 2017.
 pFabric: Alizadeh et al., SIGCOMM 2013 (here eight priorities by what remains, not one a byte). MLT, DLCP and DBLP:
 docs/policies.md has what they are; their rate control is the delay-based kind of ``dblp.transport.congestion.delay``, with a
 target in base round trips.
@@ -33,9 +33,9 @@ class TransportSpec:
     """Congestion control: ``none`` (line rate), ``window`` (fixed), ``reno``, ``cubic``, ``dctcp``, ``delay``, ``pull`` (the
     receiver paces)."""
     recovery: str = "time"
-    """What is lost: ``order``: three later packets have arrived (RFC 5681). ``time``: one has that left a round trip later
-    (RFC 8985). ``passes``: what a bitmap lacks, asked for when all have left (MLT, DBLP). ``trim``: what a trimmed header
-    says. A timeout always."""
+    """What is lost: ``order``: three later packets have arrived (RFC 6675), but a repeat only after a timeout. ``time``: one has
+    that left a round trip later (RFC 8985). ``passes``: what a bitmap lacks, asked for when all have left (MLT, DBLP). ``trim``:
+    what a trimmed header says. A timeout always."""
     stop: str = "stall"
     """When a receiver is done: ``all``; ``eager``: the bound is met; ``stall``: it is, and nothing came for ``stall_rtts``;
     ``deadline``: all, or ``deadline`` is over (OptiReduce)."""

@@ -349,6 +349,42 @@ def test_a_cut_link_is_left_and_taken_back(policy):
     assert_conserved(outcome)
 
 
+@pytest.mark.parametrize("policy", ["spray", "random", "reps", "adaptive", "ethereal"])
+@pytest.mark.parametrize("at", [0.0, 1e-6])
+def test_a_dead_paths_load_spreads_over_all_that_are_left(policy, at):
+    """No link gets more than of ideal spraying over what remains and a flow more: of each of the four hosts that lose two of
+    eight paths (by turns, and Ethereal's); by chance, four standard deviations of the packets'."""
+    cut = [{"link": f"leaf0-spine{spine}", "at": at} for spine in (2, 3)]
+    changes = {"topology__spines": 8, "workload__size": "2M", "failures": cut, "switch": {"buffer": "16M"}}
+    scenario = leaf_spine("dctcp", policy, transport__recovery="time", routing__detect=0.0, **changes)
+    known = replace(scenario, failures=tuple(replace(failure, at=0.0) for failure in scenario.failures))
+    ideal = make_plan(known, 0).ideal_loads
+    outcome = run_packet(scenario)
+    assert outcome.ended == "done"
+    inner = [n for n, name in enumerate(outcome.link_names) if "leaf0" in name and "spine" in name]
+    packets = ideal[inner].max() / scenario.transport.payload
+    flow = -(-scenario.workload.size // 16)
+    slack = flow if policy in ("spray", "ethereal") else 4 * packets**0.5 * scenario.transport.payload
+    wire = scenario.transport.packet / scenario.transport.payload
+    assert outcome.link_bytes[inner].max() <= wire * (ideal[inner].max() + slack)
+
+
+def test_retransmissions_that_are_lost_wait_for_a_timeout_by_order_and_not_by_time():
+    """RFC 6675 tells the loss of a repeat by nothing but the timeout, RFC 8985 does; half of all packets are lost."""
+    failures = [{"link": "h0-switch", "loss": 0.5, "one_way": True, "data_only": True}]
+    times = {
+        recovery: run_packet(
+            star(
+                failures=failures, workload__kind="flows", workload__flows=1, workload__size=60_000, topology__hosts=2,
+                transport={"model": "dctcp", "recovery": recovery, "control": "window", "min_rto": 0.2},
+            ),
+            seed,
+        ).times_s[0]
+        for recovery, seed in (("order", 1), ("time", 1))
+    }  # fmt: skip
+    assert times["order"] > 0.2 > 20 * times["time"]
+
+
 def test_a_link_that_is_known_to_be_down_carries_nothing():
     outcome = run_packet(leaf_spine("dctcp", "spray", failures=[{"link": "leaf0-spine1"}]))
     loads = dict(zip(outcome.link_names, outcome.link_bytes, strict=True))

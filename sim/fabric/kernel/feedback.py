@@ -5,6 +5,7 @@ from __future__ import annotations
 from dblp.sim.fabric.kernel.access import chunks, flows, links, meta, nodes, packets, transports, ups
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
+from dblp.sim.fabric.kernel.draw import below
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.hosts import wake
 from dblp.sim.fabric.kernel.sender import (
@@ -78,6 +79,20 @@ def give_up(w: World, flow: int, chunk: int) -> None:
 
 
 @compiled
+def find_lost(w: World, flow: int) -> None:
+    """Give up what is overdue. By order, a chunk that has left again is not: that its repeat is lost, duplicates do not tell
+    (RFC 6675, section 4: IsLost), only a timeout does."""
+    f = flows(w)[flow]
+    by_order = transports(w)[f.transport].recovery == BY_ORDER
+    chunk = f.out_head
+    while chunk != NONE and overdue(w, flow, chunk):
+        following = chunks(w)[f.first_chunk + chunk].next
+        if not (by_order and chunks(w)[f.first_chunk + chunk].again):
+            give_up(w, flow, chunk)
+        chunk = following
+
+
+@compiled
 def on_ack(w: World, now: int, packet: int) -> None:
     """An acknowledgement: round trip, window, and what must be lost since this came before it."""
     p = packets(w)[packet]
@@ -89,8 +104,7 @@ def on_ack(w: World, now: int, packet: int) -> None:
         on_acked(w, now, p.flow, now - p.sent, p.marked)
     if meta(w).policy == REPS and not p.marked:
         remember(w, p.flow, p.path)
-    while f.out_head != NONE and overdue(w, p.flow):
-        give_up(w, p.flow, f.out_head)
+    find_lost(w, p.flow)
 
 
 @compiled
@@ -148,8 +162,8 @@ def try_again(w: World, now: int, flow: int) -> None:
         lose(w, flow, f.out_head)
     on_timeout(w, now, flow)
     f.freeze_until = now + meta(w).freeze
-    if t.recovery != BY_ORDER:
-        f.path = (f.path + 1) % meta(w).paths
+    if t.recovery != BY_ORDER and meta(w).paths > 1:  # any other: not all that were on it to the same one
+        f.path = (f.path + 1 + below(w, meta(w).paths - 1)) % meta(w).paths
     if t.control == PULL_PACED:
         f.credits = max(f.credits, 1)
     if t.recovery == BY_PASSES and pass_over(w, flow):

@@ -28,7 +28,7 @@ from dblp.sim.fabric.kernel.state import (
     World,
 )
 from dblp.sim.fabric.kernel.tasks import complete
-from dblp.sim.fabric.kernel.ways import next_link, next_usable, pick_path
+from dblp.sim.fabric.kernel.ways import next_link, pick_path
 
 DUPLICATES = 3
 """Later packets that must have arrived before one is lost (RFC 5681)."""
@@ -143,7 +143,7 @@ def lose(w: World, flow: int, chunk: int) -> None:
     leave_outstanding(w, flow, chunk)
     f = flows(w)[flow]
     c = chunks(w)[f.first_chunk + chunk]
-    c.state, c.next = LOST, NONE
+    c.state, c.next, c.again = LOST, NONE, 1
     if f.repair_head == NONE:
         f.repair_head = chunk
     else:
@@ -167,10 +167,10 @@ def acknowledge(w: World, flow: int, chunk: int) -> bool:
 
 
 @compiled
-def overdue(w: World, flow: int) -> bool:
-    """Whether what left first of the outstanding is lost, judged by what has been acknowledged."""
+def overdue(w: World, flow: int, chunk: int) -> bool:
+    """Whether an outstanding chunk is lost, judged by what has been acknowledged."""
     f = flows(w)[flow]
-    c = chunks(w)[f.first_chunk + f.out_head]
+    c = chunks(w)[f.first_chunk + chunk]
     recovery = transports(w)[f.transport].recovery
     if recovery == BY_ORDER:
         return bool(c.order + DUPLICATES <= f.highest)
@@ -231,8 +231,7 @@ def probe(w: World, now: int, flow: int) -> None:
     f.probing = 1
     f.repair_open = 0
     packet = make_packet(w, now, flow, PROBE, f.cls)
-    path = next_usable(w, f.source, f.target, packets(w)[packet].path)
-    enqueue(w, now, next_link(w, f.source, f.target, path), packet)
+    enqueue(w, now, next_link(w, f.source, f.target, packets(w)[packet].path), packet)
     arm_timeout(w, now, flow)
 
 

@@ -71,14 +71,14 @@ FLOW = _struct(
     int="""source target chunks need critical droppable_from next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
-        cached cached_first wire_packets""",
+        cached cached_first wire_packets detour""",
     flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
         slow_start on_pull_ring""",
 )  # fmt: skip
 """One direction of one message, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``: predecessors that
 are not done."""
-CHUNK = _struct(time="sent", int="order next prev", flag="state got")
-"""A packet's worth of a flow; ``got``: the receiver has it."""
+CHUNK = _struct(time="sent", int="order next prev", flag="state got again")
+"""A packet's worth of a flow; ``got``: the receiver has it; ``again``: it has left more than once."""
 LINK = _struct(
     time="free_at delay sent_bytes data_bytes sent_packets backlog peak",
     float="ps_per_byte loss",
@@ -90,9 +90,10 @@ holds back."""
 QUEUE = _struct(int="head tail")
 """One priority of a port."""
 NODE = _struct(
-    time="used pull_at", int="up_first up_count stride waiting pull_head pull_tail", flag="pull_armed"
+    time="used pull_at", int="up_first up_count stride waiting pull_head pull_tail turn", flag="pull_armed"
 )
-"""A host or switch. ``used``: bytes in its buffer. ``waiting``: data packets at a host's ports."""
+"""A host or switch. ``used``: bytes in its buffer. ``waiting``: data packets at a host's ports. ``turn``: path that its next flow
+from a dead one takes."""
 CLASS = _struct(time="mark_min mark_max drop", float="mark_share", int="queue")
 """See ClassSpec; index: class, or class + TWINS."""
 TRANSPORT = _struct(
