@@ -217,9 +217,18 @@ def legs(scenario: Scenario) -> tuple[TransportSpec, ...]:
 def _transports(scenario: Scenario) -> k.Array:
     rows = np.zeros(len(legs(scenario)), k.TRANSPORT)
     for row, spec in zip(rows, legs(scenario), strict=True):
-        for name in ("min_rto", "target", "deadline"):
+        for name in ("min_rto", "target", "deadline", "flow_target"):
             row[name] = picoseconds(getattr(spec, name))
-        for name in ("target_rtts", "stall_rtts", "packet", "payload", "ack", "max_timeouts", "ecn"):
+        for name in (
+            "target_rtts",
+            "stall_rtts",
+            "packet",
+            "payload",
+            "ack",
+            "max_timeouts",
+            "ecn",
+            "portions",
+        ):
             row[name] = getattr(spec, name)
         row["first_window"] = spec.initial_window
         row["control"] = k.CONTROL_CODES[spec.control]

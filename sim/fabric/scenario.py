@@ -51,6 +51,8 @@ class WorkloadSpec:
     """flows: share of the hosts' rate that arrives."""
     flows: int = 1000
     """flows: how many."""
+    fan_in: int = 1
+    """flows: so many arrive together, from as many hosts to one, as gradients do at a server; ``load`` is of all."""
     sizes: str = "fixed"
     """flows: ``fixed``: ``size``. ``websearch``: that of the DCTCP paper. ``burst``: microbursts."""
     tail: float = 1.0
@@ -66,7 +68,7 @@ class WorkloadSpec:
         check_choice("kind", self.kind, WORKLOADS)
         check_choice("algorithm", self.algorithm, ALGORITHMS)
         check_choice("sizes", self.sizes, SIZES)
-        for name in ("size", "rounds", "servers", "steps", "bucket", "flows"):
+        for name in ("size", "rounds", "servers", "steps", "bucket", "flows", "fan_in"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more is needed")
         for name in ("ranks", "group"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
@@ -176,6 +178,7 @@ class Scenario:
             load.servers,
             "workers are needed too",
         )
+        check(load.fan_in < max(self.ranks, 2), "workload.fan_in", load.fan_in, f"{self.ranks} hosts take part")
         few = not self.bursts.rate_hz or self.bursts.senders < hosts
         check(few, "bursts.senders", self.bursts.senders, f"the fabric has {hosts} hosts")
         check(self.jitter >= 0, "jitter", self.jitter, "must not be negative")

@@ -61,6 +61,13 @@ class TransportSpec:
     """delay: round trips that are tolerated, in base round trips; one more packet time a hop on top."""
     target: Seconds = Seconds(0.0)
     """delay: the same as a time; 0: ``target_rtts`` holds."""
+    flow_target: Seconds = Seconds(0.0)
+    """delay: most that Swift's flow scaling adds to the target of a small window (4 ms over the square root of its packets,
+    none from 100 on); 0: none. The endpoint has 0.4 ms."""
+    portions: int = 0
+    """0: a host sends a packet when its port is free, its flows in turn. Else as the endpoint sends: all that a window lets go,
+    but not less than this part of it (4) at once, waits in the card's queue in the order in which it was sent, so that one
+    receiver's burst is in the way of another's; the last packet of each portion measures the round trip."""
     stall_rtts: float = 2.0
     """stop="stall": base round trips of silence."""
     deadline: Seconds = Seconds(0.0)
@@ -89,6 +96,15 @@ class TransportSpec:
         check(self.max_timeouts >= 1, "max_timeouts", self.max_timeouts, "1 or more is needed")
         check(self.target_rtts >= 1, "target_rtts", self.target_rtts, "a base round trip at least is needed")
         check(self.target >= 0, "target", self.target, "must not be negative")
+        check(self.flow_target >= 0, "flow_target", self.flow_target, "must not be negative")
+        check(0 <= self.portions <= 64, "portions", self.portions, "must lie in 0..64")
+        windowed = self.control not in ("none", "pull")
+        check(
+            not self.portions or windowed,
+            "portions",
+            self.portions,
+            f"control={self.control!r} has no window",
+        )
         check(self.stall_rtts > 0, "stall_rtts", self.stall_rtts, "must be above 0")
         deadline = self.stop == "deadline"
         check(

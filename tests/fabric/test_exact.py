@@ -25,7 +25,15 @@ def small(topology, policy="ecmp", algorithm="direct", size="2M", **more):
         {
             "topology": topology,
             "switch": {"buffer": "512K"},
-            "transport": {"packet": 1464, "header": 48, "target": "1.2ms", "initial_window": 65536, **more},
+            "transport": {
+                "packet": 1464,
+                "header": 48,
+                "target": "1.2ms",
+                "flow_target": "400us",
+                "portions": 4,
+                "initial_window": 65536,
+                **more,
+            },
             "routing": {"policy": policy},
             "workload": {"algorithm": algorithm, "size": size},
         }

@@ -97,11 +97,12 @@ def on_ack(w: World, now: int, packet: int) -> None:
     """An acknowledgement: round trip, window, and what must be lost since this came before it."""
     p = packets(w)[packet]
     f = flows(w)[p.flow]
-    measure(w, p.flow, now - p.sent)
+    if p.asks:
+        measure(w, p.flow, now - p.sent)
     f.highest = max(f.highest, p.order)
     f.newest_sent = max(f.newest_sent, p.sent)
     if acknowledge(w, p.flow, p.chunk):
-        on_acked(w, now, p.flow, now - p.sent, p.marked)
+        on_acked(w, now, p.flow, now - p.sent, p.marked, p.asks)
     if meta(w).policy == REPS and not p.marked:
         remember(w, p.flow, p.path)
     find_lost(w, p.flow)

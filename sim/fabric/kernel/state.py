@@ -60,18 +60,18 @@ def _struct(**fields: str) -> np.dtype[Any]:
 PACKET = _struct(
     time="sent arrives",
     int="flow chunk order size path next prev target",
-    flag="kind cls queue ecn marked stop trimmed",
+    flag="kind cls queue ecn marked stop trimmed asks",
 )
-"""``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
+"""``asks``: the last of a portion, whose round trip counts. ``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
 is in."""
 FLOW = _struct(
     time="""first_chunk rto_at stall_at ready_at start_at finished_at base_rtt latency first_successor last_cut
         newest_sent cubic_epoch freeze_until bytes""",
-    float="window threshold srtt rttvar alpha cubic_max share_marked",
+    float="window threshold srtt rttvar alpha cubic_max share_marked least_rtt least_before",
     int="""source target chunks need critical droppable_from next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
-        cached cached_first wire_packets detour""",
+        cached cached_first wire_packets detour samples""",
     flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
         slow_start on_pull_ring""",
 )  # fmt: skip
@@ -97,9 +97,9 @@ from a dead one takes."""
 CLASS = _struct(time="mark_min mark_max drop", float="mark_share", int="queue")
 """See ClassSpec; index: class, or class + TWINS."""
 TRANSPORT = _struct(
-    time="min_rto target deadline first_window",
+    time="min_rto target deadline first_window flow_target",
     float="target_rtts stall_rtts",
-    int="packet payload ack max_timeouts control recovery stop by_remaining ecn",
+    int="packet payload ack max_timeouts control recovery stop by_remaining ecn portions",
 )
 """See TransportSpec."""
 EVENT = _struct(time="at sequence value")
