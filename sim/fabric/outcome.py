@@ -52,7 +52,7 @@ class Outcome:
     series: npt.NDArray[np.int32]
     """Backlog of each link at each (S, L); empty if they were not asked for."""
     rounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of rounds that compress, a value each: ``rate_bps`` of the links, ``ratio`` that was sent; else empty."""
+    """Of rounds that compress, a value each: ``rate_bps`` of the links, ``ratio`` of the bytes that was sent; else empty."""
 
     @property
     def mean_s(self) -> float:

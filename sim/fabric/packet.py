@@ -141,6 +141,7 @@ def make_arrays(plan: Plan, *, sampled: bool = False) -> k.Arrays:
         counts=np.zeros((k.COUNTERS, 2), np.int64),
         random=np.array([plan.seed], np.uint64),
         series=np.zeros((SAMPLES if sampled else 0, links if sampled else 1), np.int32),
+        windows=np.zeros(fabric.hosts**2 if any(spec.portions for spec in legs(scenario)) else 1),
     )
     _first_events(arrays)
     return arrays
@@ -204,7 +205,7 @@ def _leg_fields(flows: k.Array, mine: Ints, spec: TransportSpec) -> None:
     missing = np.floor(chunks * spec.loss_bound + 1e-9).astype(np.int64) if spec.stop != "all" else 0
     flows["need"][mine] = np.maximum(chunks - missing, 1)
     flows["critical"][mine] = np.ceil(chunks * spec.critical_share - 1e-9)
-    flows["droppable_from"][mine] = chunks - np.floor(chunks * spec.droppable_share + 1e-9)
+    flows["droppable"][mine] = np.floor(chunks * spec.droppable_share + 1e-9)
 
 
 def legs(scenario: Scenario) -> tuple[TransportSpec, ...]:

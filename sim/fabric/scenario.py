@@ -178,7 +178,9 @@ class Scenario:
             load.servers,
             "workers are needed too",
         )
-        check(load.fan_in < max(self.ranks, 2), "workload.fan_in", load.fan_in, f"{self.ranks} hosts take part")
+        check(
+            load.fan_in < max(self.ranks, 2), "workload.fan_in", load.fan_in, f"{self.ranks} hosts take part"
+        )
         few = not self.bursts.rate_hz or self.bursts.senders < hosts
         check(few, "bursts.senders", self.bursts.senders, f"the fabric has {hosts} hosts")
         check(self.jitter >= 0, "jitter", self.jitter, "must not be negative")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.registry import parse_compression
-from dblp.collectives.compression.rounds import Compression
+from dblp.collectives.compression.rounds import Compression, Totals
 from dblp.collectives.group import Group
 from dblp.errors import DblpError
 from dblp.sim.fabric.scenario import WorkloadSpec
@@ -32,8 +33,9 @@ class Rounds:
         self._bucket = Bucket([Part("weight", (max(load.size // 4 // WIDTH, 1), WIDTH))])
         method = parse_compression(load.compression) if load.compression else None
         self._compressions = [Compression(method, seed=seed) for _ in groups] if method else []
+        self._sent = Totals()
         self.ratios: list[float] = []
-        """Share of the elements that was sent in each round; 1: all."""
+        """Share of the gradient's bytes that a rank put into each round, indices included; 1: all."""
 
     async def run(self, number: int) -> float:
         """One round on all ranks, and its time; NaN if it failed."""
@@ -47,7 +49,7 @@ class Rounds:
             if isinstance(result, BaseException) and not isinstance(result, DblpError):
                 raise result
         if self._compressions:
-            self.ratios.append(self._ratio())
+            self.ratios.append(self._share())
         failed = any(isinstance(result, DblpError) for result in results)
         return float("nan") if failed else loop.time() - began
 
@@ -64,7 +66,8 @@ class Rounds:
             self._groups[rank], values, self._bucket, timeout_s=self._timeout_s, iteration=number
         )
 
-    def _ratio(self) -> float:
-        """What the method says, or what its totals are so far: a fixed one's is the same in each round."""
-        first = self._compressions[0]
-        return first.figures.get("ratio", 1.0 / max(first.totals.ratio, 1.0))
+    def _share(self) -> float:
+        """Of the last round; NaN if it failed."""
+        before, self._sent = self._sent, self._compressions[0].totals
+        dense = self._sent.dense_bytes - before.dense_bytes
+        return (self._sent.payload_bytes - before.payload_bytes) / dense if dense else math.nan

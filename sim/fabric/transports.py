@@ -44,7 +44,7 @@ class TransportSpec:
     critical_share: float = 0.0
     """Share of them, the first, that may not: class 0."""
     droppable_share: float = 0.0
-    """Share of them, the last, that switches may drop first: small gradients."""
+    """Share of them, evenly between the others, that switches may drop first: small gradients."""
     packet: ByteCount = ByteCount(1500)
     """Bytes of a full packet on the wire."""
     header: ByteCount = ByteCount(76)

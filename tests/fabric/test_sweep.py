@@ -195,10 +195,10 @@ def test_a_machine_with_another_version_is_refused(experiment):
 # rounds that compress
 
 
-def test_a_reaction_is_half_of_the_way_in_the_logarithm():
+def test_a_reaction_is_half_as_much_again_or_two_thirds():
     rates = [8.0] * 12 + [2.0] * 4 + [8.0] * 4
-    ratios = [0.4] * 13 + [0.21, 0.19, 0.1] + [0.1, 0.1, 0.1, 0.15]
-    assert reactions(ratios, rates)[0] == 3  # half of 0.4: a quarter would be all of it
+    ratios = [0.3] * 13 + [0.21, 0.19, 0.1] + [0.1, 0.1, 0.1, 0.2]
+    assert reactions(ratios, rates)[0] == 3
     assert math.isnan(reactions(ratios, rates)[1])
     assert reactions([1.0, 1.0], [5.0, 5.0]) == []
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dblp.sim.fabric.kernel.access import chunks, flows, links, meta, nodes, packets, transports, ups
+from dblp.sim.fabric.kernel.access import (
+    chunks,
+    flows,
+    links,
+    meta,
+    nodes,
+    packets,
+    transports,
+    ups,
+    windows,
+)
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
 from dblp.sim.fabric.kernel.draw import below
@@ -38,6 +48,23 @@ from dblp.sim.fabric.kernel.ways import remember
 
 
 @compiled
+def recall(w: World, flow: int) -> None:
+    """The endpoint's window is of a path, not of a message: a flow goes on with that of the one before."""
+    f = flows(w)[flow]
+    known = windows(w)[f.source * meta(w).hosts + f.target]
+    if known != 0.0:
+        f.window = abs(known)
+        f.slow_start = 1 if known > 0.0 else 0
+
+
+@compiled
+def remember_window(w: World, flow: int) -> None:
+    """For the next flow between the same hosts."""
+    f = flows(w)[flow]
+    windows(w)[f.source * meta(w).hosts + f.target] = f.window if f.slow_start else -f.window
+
+
+@compiled
 def start(w: World, now: int, flow: int) -> None:
     """A flow begins; a task is over."""
     f = flows(w)[flow]
@@ -52,6 +79,8 @@ def start(w: World, now: int, flow: int) -> None:
     packet_ps = t.packet * links(w)[ups(w)[nodes(w)[f.source].up_first]].ps_per_byte
     window = t.first_window / t.packet if t.first_window else f.base_rtt / packet_ps
     f.window = max(window, 1.0)
+    if t.portions:
+        recall(w, flow)
     f.credits = int(f.window + 0.999)
     wake(w, now, flow)
 
@@ -103,6 +132,8 @@ def on_ack(w: World, now: int, packet: int) -> None:
     f.newest_sent = max(f.newest_sent, p.sent)
     if acknowledge(w, p.flow, p.chunk):
         on_acked(w, now, p.flow, now - p.sent, p.marked, p.asks)
+    if transports(w)[f.transport].portions:
+        remember_window(w, p.flow)
     if meta(w).policy == REPS and not p.marked:
         remember(w, p.flow, p.path)
     find_lost(w, p.flow)

@@ -218,11 +218,12 @@ def queue_of(w: World, flow: int, cls: int) -> int:
 
 @compiled
 def chunk_class(w: World, flow: int, chunk: int) -> int:
-    """Class of a chunk: 0 for critical ones, the droppable twin for small gradients."""
+    """Class of a chunk: 0 for critical ones, the droppable twin for small gradients, which lie between the others evenly."""
     f = flows(w)[flow]
     if chunk < f.critical:
         return 0
-    return int(f.cls + TWINS) if chunk >= f.droppable_from else int(f.cls)
+    small = (chunk + 1) * f.droppable // f.chunks > chunk * f.droppable // f.chunks
+    return int(f.cls + TWINS) if small else int(f.cls)
 
 
 @compiled

@@ -62,13 +62,14 @@ PACKET = _struct(
     int="flow chunk order size path next prev target",
     flag="kind cls queue ecn marked stop trimmed asks",
 )
-"""``asks``: the last of a portion, whose round trip counts. ``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
+"""``asks``: the last of a portion, whose round trip counts.
+``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
 is in."""
 FLOW = _struct(
     time="""first_chunk rto_at stall_at ready_at start_at finished_at base_rtt latency first_successor last_cut
         newest_sent cubic_epoch freeze_until bytes""",
     float="window threshold srtt rttvar alpha cubic_max share_marked least_rtt least_before",
-    int="""source target chunks need critical droppable_from next_new inflight acked received
+    int="""source target chunks need critical droppable next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
         cached cached_first wire_packets detour samples""",
@@ -163,6 +164,9 @@ class Arrays(NamedTuple):
     """uint64 (1): state of the generator."""
     series: Array
     """int32 (rows, L): backlogs at equal intervals."""
+    windows: Array
+    """float64 (H * H or 1): of flows in portions, the window that the last one between two hosts ended with, negative after slow
+    start; 0: none yet."""
 
     def world(self) -> World:
         """Their addresses; good while the arrays live."""

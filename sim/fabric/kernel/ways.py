@@ -167,17 +167,20 @@ def remember(w: World, flow: int, path: int) -> None:
 
 @compiled
 def shortest(w: World, node: int, target: int) -> int:
-    """The usable uplink with the least backlog; of equals, a random one."""
+    """The usable uplink with the least backlog; of equals, each as likely; the first if none is usable."""
     n = nodes(w)[node]
-    first = below(w, n.up_count)
-    best = ups(w)[n.up_first + first]
-    least = -1
-    for step in range(n.up_count):
-        link = ups(w)[n.up_first + (first + step) % n.up_count]
-        if links(w)[link].known and (least < 0 or links(w)[link].backlog < least):
-            beyond = down_link(w, links(w)[link].target, target)
-            if beyond == NONE or links(w)[beyond].known:
-                best, least = link, links(w)[link].backlog
+    best, least, equals = ups(w)[n.up_first], -1, 0
+    for place in range(n.up_first, n.up_first + n.up_count):
+        link = ups(w)[place]
+        backlog = links(w)[link].backlog
+        if not links(w)[link].known or (least >= 0 and backlog > least):
+            continue
+        beyond = down_link(w, links(w)[link].target, target)
+        if beyond != NONE and not links(w)[beyond].known:
+            continue
+        equals = equals + 1 if backlog == least else 1
+        if equals == 1 or below(w, equals) == 0:
+            best, least = link, backlog
     return int(best)
 
 
