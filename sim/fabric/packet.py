@@ -229,6 +229,7 @@ def _transports(scenario: Scenario) -> k.Array:
             "max_timeouts",
             "ecn",
             "portions",
+            "card",
         ):
             row[name] = getattr(spec, name)
         row["first_window"] = spec.initial_window

@@ -64,10 +64,13 @@ class TransportSpec:
     flow_target: Seconds = Seconds(0.0)
     """delay: most that Swift's flow scaling adds to the target of a small window (4 ms over the square root of its packets,
     none from 100 on); 0: none. The endpoint has 0.4 ms."""
+    card: bool = False
+    """False: a host sends a packet when its port is free, its flows in turn, acknowledgements before data that could not leave
+    yet (as Linux's fair queueing and small queues). True: all that a window lets go waits in the card's queue at once, and what
+    comes later behind it: as the endpoint sends, and ns-3's TCP."""
     portions: int = 0
-    """0: a host sends a packet when its port is free, its flows in turn. Else as the endpoint sends: all that a window lets go,
-    but not less than this part of it (4) at once, waits in the card's queue in the order in which it was sent, so that one
-    receiver's burst is in the way of another's; the last packet of each portion measures the round trip."""
+    """With ``card``, as the endpoint sends: not less than this part of a window (it has 4) at once, the last packet of which
+    measures the round trip; and a window is that of the last flow between the same hosts. 0: packet by packet."""
     stall_rtts: float = 2.0
     """stop="stall": base round trips of silence."""
     deadline: Seconds = Seconds(0.0)

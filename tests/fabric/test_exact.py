@@ -30,6 +30,7 @@ def small(topology, policy="ecmp", algorithm="direct", size="2M", **more):
                 "header": 48,
                 "target": "1.2ms",
                 "flow_target": "400us",
+                "card": True,
                 "portions": 4,
                 "initial_window": 65536,
                 **more,

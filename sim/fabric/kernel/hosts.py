@@ -51,7 +51,7 @@ def pump(w: World, now: int, host: int) -> None:
 
 @compiled
 def send_portions(w: World, now: int, flow: int) -> None:
-    """As the endpoint does: all that the window lets go, into the card's queue, where those of other flows wait behind it."""
+    """All that the window lets go, into the card's queue, where packets of other flows, and control, wait behind it."""
     while sendable(w, flow):
         count = portion(w, flow)
         for left in range(count, 0, -1):
@@ -61,7 +61,7 @@ def send_portions(w: World, now: int, flow: int) -> None:
 @compiled
 def wake(w: World, now: int, flow: int) -> None:
     """Something about a flow has changed."""
-    if transports(w)[flows(w)[flow].transport].portions:
+    if transports(w)[flows(w)[flow].transport].card:
         send_portions(w, now, flow)
         return
     if not flows(w)[flow].on_ring and sendable(w, flow):

@@ -100,7 +100,7 @@ CLASS = _struct(time="mark_min mark_max drop", float="mark_share", int="queue")
 TRANSPORT = _struct(
     time="min_rto target deadline first_window flow_target",
     float="target_rtts stall_rtts",
-    int="packet payload ack max_timeouts control recovery stop by_remaining ecn portions",
+    int="packet payload ack max_timeouts control recovery stop by_remaining ecn portions card",
 )
 """See TransportSpec."""
 EVENT = _struct(time="at sequence value")
