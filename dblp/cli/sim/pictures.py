@@ -72,7 +72,9 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
                 linestyle="-" if number < len(COLOURS) else "--",
                 label=arm.policy,
             )
-    axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {point_text(last)}")
+    axes.set(
+        xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {point_text(last)}"
+    )
     if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
         axes.set_xscale("log")
     else:
