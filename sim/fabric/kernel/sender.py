@@ -35,7 +35,7 @@ DUPLICATES = 3
 BURST_BYTES = 65_507
 """Most that leaves in one call (a UDP datagram's limit, which segmentation offload inherits)."""
 LARGE_BYTES = 256 * 1024
-"""Windows from here on leave as a whole (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
+"""Windows from here on leave by halves (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
 MOST_BACKOFF = 6
 """A timeout doubles so many times at most."""
 
@@ -87,10 +87,8 @@ def portion(w: World, flow: int) -> int:
     t = transports(w)[f.transport]
     if t.portions == 0 or first_repair(w, flow) != NONE:
         return 1
-    left = f.chunks - f.next_new
-    if f.window * t.packet >= LARGE_BYTES:  # all of it, answered at its end, then all again
-        return int(max(min(int(f.window), left), 1))
-    return int(max(min(int(f.window / t.portions), BURST_BYTES // t.packet, left), 1))
+    parts = t.portions if f.window * t.packet < LARGE_BYTES else 2
+    return int(max(min(int(f.window / parts), BURST_BYTES // t.packet, f.chunks - f.next_new), 1))
 
 
 @compiled
