@@ -77,21 +77,30 @@ def _section(experiment: Experiment, table: Mapping[str, Any] | None) -> Iterato
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     axes = [name for name in records[0] if "." in name]
-    heads = ["policy", *axes, "hosts", "mean", "p99", "max link load", "missing", "seeds"]
+    compressing = "sent_share" in records[0]
+    more = ["sent", "reacts after"] if compressing else ["max link load", "missing"]
+    heads = ["policy", *axes, "hosts", "mean", "p99", *more, "seeds"]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in records:
         times = [
             "-" if row[name] is None else format_seconds(row[name]) for name in ("completion_s", "p99_s")
         ]
-        load = row["max_link_load_ratio"]
-        missing = f"{row['missing_share']:.2%}" + (
-            f", {row['unfinished']} unfinished" if row["unfinished"] else ""
-        )
         cells = [row["policy"], *(str(row[name]) for name in axes), str(row["hosts"]), *times]
-        cells += ["-" if load is None else f"{load:.3f}", missing, str(row["seeds"])]
+        cells += [*(_compression(row) if compressing else _network(row)), str(row["seeds"])]
         yield "| " + " | ".join(cells) + " |"
     yield ""
+
+
+def _network(row: Mapping[str, Any]) -> list[str]:
+    load = row["max_link_load_ratio"]
+    unfinished = f", {row['unfinished']} unfinished" if row["unfinished"] else ""
+    return ["-" if load is None else f"{load:.3f}", f"{row['missing_share']:.2%}{unfinished}"]
+
+
+def _compression(row: Mapping[str, Any]) -> list[str]:
+    late = row["reaction_rounds"]
+    return [f"{row['sent_share']:.2%}", "-" if late is None else f"{late:.0f} rounds"]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ideal that they approximate.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -108,6 +108,7 @@ class SwitchQueue(Generic[T]):
         """Largest backlog."""
         self.byte_seconds = 0.0
         """Integral of the backlog over time: over a span of time, its mean."""
+        self._portion_s = portion_s
         self._portion = max(int(spec.rate_bps * portion_s / 8.0), 1)
         self._queues: list[deque[tuple[int, Parcel[T]]]] = [deque() for _ in range(CLASSES)]
         self._arrivals = 0
@@ -120,6 +121,11 @@ class SwitchQueue(Generic[T]):
     def next_at(self) -> float:
         """When the portion in service has left; infinity when nothing waits."""
         return self._leaves_at
+
+    def set_rate(self, rate_bps: float) -> None:
+        """Change the port's rate; a portion in service leaves when it was to."""
+        self.spec = replace(self.spec, rate_bps=rate_bps)
+        self._portion = max(int(rate_bps * self._portion_s / 8.0), 1)
 
     def backlog(self, now: float) -> float:
         """Bytes that wait or are in service."""

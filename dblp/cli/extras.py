@@ -13,6 +13,7 @@ _EXTRAS = {
     "matplotlib": ("matplotlib", "train"),
     "scapy": ("scapy", "lab"),
     "pyroute2": ("pyroute2", "lab"),
+    "ray": ("ray", "ray"),
 }
 
 

@@ -6,7 +6,8 @@ Sizes are bytes of UDP payload: give the packet engine a ``packet`` of a datagra
 Some 64 hosts are as many as is sensible.
 
 What it does not have, and refuses: shared buffers, trimming, adaptive routing, planes, transports other than ``dblp``,
-``mlt`` and ``dctcp``, workloads other than an all-reduce by an algorithm that the collectives have.
+``mlt`` and ``dctcp``, workloads other than an all-reduce by an algorithm that the collectives have. What it has alone: rounds
+that compress, hosts' rates that change between them, and others' traffic that is on and off.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from dblp.collectives.group import Group
-from dblp.errors import ConfigError, DblpError
+from dblp.errors import ConfigError
 from dblp.sim.fabric.graph import Floats
+from dblp.sim.fabric.others import background
 from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.packet import FLOW_FIELDS
-from dblp.sim.fabric.scenario import Scenario
+from dblp.sim.fabric.scenario import ON_OFF, Scenario
 from dblp.sim.fabric.spec import FailureSpec
+from dblp.sim.fabric.steps import Rounds
 from dblp.sim.fabric.topology import Fabric, make_fabric
 from dblp.sim.links import HostSpec, Link
 from dblp.sim.loop import run as run_virtual
@@ -60,6 +63,7 @@ class FabricNetwork(Network):
             interrupt_s=self._portion_s,
         )
         self.fabric = fabric
+        self.rate_bps = float(scenario.topology.host_link.rate)
         self.link_bytes = np.zeros(len(fabric.sources), np.int64)
         self.loss = np.zeros(len(fabric.sources))
         self.queues: list[SwitchQueue[tuple[Arrival, Address]]] = [
@@ -67,6 +71,14 @@ class FabricNetwork(Network):
             for rate in fabric.rates
         ]
         self._beyond = [self._forward(link) for link in range(len(fabric.sources))]
+
+    def set_rate(self, rate_bps: float) -> None:
+        """Change the rate of all hosts' links, both ways."""
+        self.rate_bps = rate_bps
+        for host in range(self.fabric.hosts):
+            self.set_host(f"h{host}", HostSpec(egress_bps=rate_bps))
+        for link in np.flatnonzero(self.fabric.targets < self.fabric.hosts).tolist():
+            self.queues[link].set_rate(rate_bps)
 
     def path_of(self, source: Address) -> int:
         """A datagram's source port names its path."""
@@ -134,7 +146,9 @@ def check_exact(scenario: Scenario) -> None:
         "workload.kind": scenario.workload.kind == "all_reduce",
         "workload.algorithm": scenario.workload.algorithm in ALGORITHMS,
         "workload.latency": not scenario.workload.latency,
-        "background.load": not scenario.background.load,
+        "background.sizes": not scenario.background.load or scenario.background.sizes == ON_OFF,
+        "workload.compression": not scenario.workload.compression
+        or not (scenario.transport.loss_bound or scenario.second_leg.loss_bound),
         "bursts.rate_hz": not scenario.bursts.rate_hz,
         "topology": scenario.ranks <= MAX_HOSTS,
     }
@@ -150,7 +164,7 @@ def run_exact(scenario: Scenario, seed: int = 0) -> Outcome:
     check_exact(scenario)
     fabric = make_fabric(scenario.topology)
     began = time.perf_counter()
-    times, network, now = run_virtual(_main(scenario, fabric, seed))
+    times, network, now, rounds = run_virtual(_main(scenario, fabric, seed))
     inner = fabric.fabric_links()
     ended = "failed" if np.isnan(times).any() else "done"
     loads = network.link_bytes[inner]
@@ -177,20 +191,43 @@ def run_exact(scenario: Scenario, seed: int = 0) -> Outcome:
         wall_s=time.perf_counter() - began,
         series_s=np.zeros(0),
         series=np.zeros((0, len(fabric.sources)), np.int32),
+        rounds=rounds,
     )
 
 
-async def _main(scenario: Scenario, fabric: Fabric, seed: int) -> tuple[Floats, FabricNetwork, float]:
+async def _main(
+    scenario: Scenario, fabric: Fabric, seed: int
+) -> tuple[Floats, FabricNetwork, float, dict[str, tuple[float, ...]]]:
     loop = asyncio.get_running_loop()
     network = FabricNetwork(loop, scenario, fabric, seed)
     for failure in scenario.failures:
         _schedule_failure(network, failure)
     endpoints = await _connect(scenario, network, seed)
     groups = [Group(endpoint, timeout_s=TIMEOUT_S) for endpoint in endpoints]
-    times = [await _round(scenario, groups, seed, number) for number in range(scenario.workload.rounds)]
+    rounds = Rounds(scenario.workload, groups, _policy(scenario), seed, TIMEOUT_S)
+    datagram = scenario.transport.packet
+    async with background(
+        network, scenario.background, scenario.ranks, datagram, lambda: network.rate_bps, seed
+    ):
+        times, rates = await _rounds(scenario, network, rounds)
     now = loop.time()
     await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in endpoints))
-    return np.array(times), network, now
+    told = {"rate_bps": tuple(rates), "ratio": tuple(rounds.ratios)} if rounds.ratios else {}
+    return np.array(times), network, now, told
+
+
+async def _rounds(
+    scenario: Scenario, network: FabricNetwork, rounds: Rounds
+) -> tuple[list[float], list[float]]:
+    """All rounds: the time of each, and the hosts' rate."""
+    changes = {change.round: float(change.rate) for change in scenario.rates}
+    times, rates = [], []
+    for number in range(scenario.workload.rounds):
+        if number in changes:
+            network.set_rate(changes[number])
+        times.append(await rounds.run(number))
+        rates.append(network.rate_bps)
+    return times, rates
 
 
 def _schedule_failure(network: FabricNetwork, failure: FailureSpec) -> None:
@@ -223,23 +260,6 @@ async def _connect(scenario: Scenario, network: FabricNetwork, seed: int) -> lis
         for rank, port in enumerate(ports)
     ]
     return list(await asyncio.gather(*connects))
-
-
-async def _round(scenario: Scenario, groups: list[Group], seed: int, number: int) -> float:
-    """One all-reduce on all ranks; NaN if it failed."""
-    rng = np.random.default_rng([seed, number])
-    data = [rng.standard_normal(scenario.workload.size // 4, np.float32) for _ in groups]
-    began = asyncio.get_running_loop().time()
-    policy = _policy(scenario)
-    calls = [
-        group.all_reduce(values, "sum", policy=policy) for group, values in zip(groups, data, strict=True)
-    ]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, DblpError):
-            raise result
-    failed = any(isinstance(result, DblpError) for result in results)
-    return float("nan") if failed else asyncio.get_running_loop().time() - began
 
 
 def _policy(scenario: Scenario) -> Policy:

@@ -150,10 +150,11 @@ class Experiment:
 
 @functools.cache
 def code_digest() -> str:
-    """Of the simulator's own source: results of other code are not taken for this one's."""
+    """Of the source of the simulator and of what its exact engine runs: results of other code are not taken for this one's."""
     digest = hashlib.blake2b(digest_size=12)
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
+    for folder in ("sim", "transport", "collectives"):
+        for file in sorted((Path(__file__).parents[2] / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,8 @@ class Outcome:
     """Times of the samples (S)."""
     series: npt.NDArray[np.int32]
     """Backlog of each link at each (S, L); empty if they were not asked for."""
+    rounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of rounds that compress, a value each: ``rate_bps`` of the links, ``ratio`` of the bytes that was sent; else empty."""
 
     @property
     def mean_s(self) -> float:

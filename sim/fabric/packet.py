@@ -13,7 +13,7 @@ from dblp.errors import ConfigError
 from dblp.sim.fabric.graph import Floats, Ints, Tasks
 from dblp.sim.fabric.kernel import state as k
 from dblp.sim.fabric.outcome import Outcome
-from dblp.sim.fabric.scenario import Scenario
+from dblp.sim.fabric.scenario import ON_OFF, Scenario
 from dblp.sim.fabric.spec import CLASSES
 from dblp.sim.fabric.splitting import fixed_loads, hashed_paths, split, sprayed_loads
 from dblp.sim.fabric.topology import Fabric, make_fabric
@@ -59,8 +59,22 @@ class Plan:
         return float(loads[inner].max() / self.ideal_loads[inner].max())
 
 
+def check_packet(scenario: Scenario) -> None:
+    """Raise ConfigError that names what the packet engine has not."""
+    missing = {
+        "workload.compression": scenario.workload.compression,
+        "workload.compute": scenario.workload.compute,
+        "rates": scenario.rates,
+        "background.sizes": scenario.background.sizes == ON_OFF,
+    }
+    for field, wanted in missing.items():
+        if wanted:
+            raise ConfigError(f"{field}: the packet engine has no such thing: use the exact engine")
+
+
 def make_plan(scenario: Scenario, seed: int) -> Plan:
     """Draw a scenario's flows and paths. Raises ConfigError if it does not fit together."""
+    check_packet(scenario)
     fabric = make_fabric(scenario.topology)
     rng = np.random.default_rng(seed)
     tasks = make_tasks(scenario, fabric, rng)
@@ -127,6 +141,7 @@ def make_arrays(plan: Plan, *, sampled: bool = False) -> k.Arrays:
         counts=np.zeros((k.COUNTERS, 2), np.int64),
         random=np.array([plan.seed], np.uint64),
         series=np.zeros((SAMPLES if sampled else 0, links if sampled else 1), np.int32),
+        windows=np.zeros(fabric.hosts**2 if any(spec.portions for spec in legs(scenario)) else 1),
     )
     _first_events(arrays)
     return arrays
@@ -178,7 +193,7 @@ def _flows(plan: Plan) -> k.Array:
     flows["threshold"] = np.inf
     flows["alpha"], flows["slow_start"] = 1.0, 1
     flows["last_cut"] = -(1 << 60)
-    for name in ("repair_head", "repair_tail", "out_head", "out_tail", "pull_next", "ring_next"):
+    for name in ("repair_head", "repair_tail", "out_head", "out_tail", "pull_next", "ring_next", "detour"):
         flows[name] = k.NONE
     return flows
 
@@ -190,7 +205,7 @@ def _leg_fields(flows: k.Array, mine: Ints, spec: TransportSpec) -> None:
     missing = np.floor(chunks * spec.loss_bound + 1e-9).astype(np.int64) if spec.stop != "all" else 0
     flows["need"][mine] = np.maximum(chunks - missing, 1)
     flows["critical"][mine] = np.ceil(chunks * spec.critical_share - 1e-9)
-    flows["droppable_from"][mine] = chunks - np.floor(chunks * spec.droppable_share + 1e-9)
+    flows["droppable"][mine] = np.floor(chunks * spec.droppable_share + 1e-9)
 
 
 def legs(scenario: Scenario) -> tuple[TransportSpec, ...]:
@@ -203,9 +218,19 @@ def legs(scenario: Scenario) -> tuple[TransportSpec, ...]:
 def _transports(scenario: Scenario) -> k.Array:
     rows = np.zeros(len(legs(scenario)), k.TRANSPORT)
     for row, spec in zip(rows, legs(scenario), strict=True):
-        for name in ("min_rto", "target", "deadline"):
+        for name in ("min_rto", "target", "deadline", "flow_target"):
             row[name] = picoseconds(getattr(spec, name))
-        for name in ("target_rtts", "stall_rtts", "packet", "payload", "ack", "max_timeouts", "ecn"):
+        for name in (
+            "target_rtts",
+            "stall_rtts",
+            "packet",
+            "payload",
+            "ack",
+            "max_timeouts",
+            "ecn",
+            "portions",
+            "card",
+        ):
             row[name] = getattr(spec, name)
         row["first_window"] = spec.initial_window
         row["control"] = k.CONTROL_CODES[spec.control]
@@ -264,6 +289,7 @@ def _nodes(fabric: Fabric) -> k.Array:
     rows = np.zeros(len(fabric.names), k.NODE)
     rows["up_first"], rows["up_count"], rows["stride"] = fabric.up_first, fabric.up_count, fabric.strides
     rows["pull_head"] = rows["pull_tail"] = k.NONE
+    rows["turn"] = np.arange(len(rows))
     return rows
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dblp.collectives.compression.registry import parse_compression
 from dblp.sim.fabric.spec import FailureSpec, RoutingSpec, SwitchSpec, TopologySpec, check, check_choice
 from dblp.sim.fabric.transports import TransportSpec, transport
-from dblp.units import MIB, ByteCount, Seconds
+from dblp.units import MIB, BitsPerSecond, ByteCount, Seconds
 
 ALGORITHMS = ("ring", "direct", "halving_doubling", "double_tree", "hierarchical", "ps")
 WORKLOADS = ("all_reduce", "training", "flows", "incast", "permutation")
 SIZES = ("fixed", "websearch", "burst")
+ON_OFF = "onoff"
+"""Background of the exact engine: each host sends to the next, at twice the load for 100 ms on average, and is silent as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +51,49 @@ class WorkloadSpec:
     """flows: share of the hosts' rate that arrives."""
     flows: int = 1000
     """flows: how many."""
+    fan_in: int = 1
+    """flows: so many arrive together, from as many hosts to one, as gradients do at a server; ``load`` is of all."""
     sizes: str = "fixed"
     """flows: ``fixed``: ``size``. ``websearch``: that of the DCTCP paper. ``burst``: microbursts."""
     tail: float = 1.0
     """P99 over P50 of a log-normal latency before each flow, as OptiReduce's environments have; 1: none."""
     latency: Seconds = Seconds(0.0)
     """Its median."""
+    compression: str = ""
+    """all_reduce, exact engine: a method with its arguments (docs/compression.md), such as ``topk(0.1)``; empty: none."""
+    compute: Seconds = Seconds(0.0)
+    """all_reduce, exact engine: what each rank computes before a round; rounds are timed with it."""
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, WORKLOADS)
         check_choice("algorithm", self.algorithm, ALGORITHMS)
         check_choice("sizes", self.sizes, SIZES)
-        for name in ("size", "rounds", "servers", "steps", "bucket", "flows"):
+        for name in ("size", "rounds", "servers", "steps", "bucket", "flows", "fan_in"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more is needed")
         for name in ("ranks", "group"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        if self.compression:
+            parse_compression(self.compression)
         check(self.ranks != 1, "ranks", self.ranks, "one rank has nobody to send to")
         check(0 < self.load <= 1, "load", self.load, "must lie in (0, 1]")
         check(self.tail >= 1, "tail", self.tail, "P99 is at least P50")
         check(self.bytes_scale > 0, "bytes_scale", self.bytes_scale, "must be above 0")
-        check(self.latency >= 0, "latency", self.latency, "must not be negative")
+        for name in ("latency", "compute"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateSpec:
+    """A change of the hosts' rate, both ways, in the exact engine: so all arms meet it in the same round."""
+
+    round: int
+    """It comes before this one; the first is 0."""
+    rate: BitsPerSecond
+    """What all hosts' links have from then on."""
+
+    def __post_init__(self) -> None:
+        check(self.round >= 0, "round", self.round, "must not be negative")
+        check(self.rate > 0, "rate", self.rate, "a rate above 0 bit/s is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +103,7 @@ class BackgroundSpec:
     load: float = 0.0
     """Share of each host's rate; 0: none."""
     sizes: str = "websearch"
-    """Distribution of flow sizes: as in a workload of flows."""
+    """Distribution of flow sizes: as in a workload of flows; or, in the exact engine, ``onoff``."""
     size: ByteCount = ByteCount(1 * MIB)
     """Of ``sizes="fixed"``."""
     until: Seconds = Seconds(0.01)
@@ -89,7 +115,7 @@ class BackgroundSpec:
 
     def __post_init__(self) -> None:
         check(0 <= self.load < 1, "load", self.load, "must lie in [0, 1)")
-        check_choice("sizes", self.sizes, SIZES)
+        check_choice("sizes", self.sizes, (*SIZES, ON_OFF))
         check(0 <= self.cls <= 3, "cls", self.cls, "classes are 0 to 3")
         check(self.size >= 1, "size", self.size, "1 byte or more is needed")
 
@@ -136,6 +162,8 @@ class Scenario:
     """Microbursts of others."""
     failures: tuple[FailureSpec, ...] = ()
     """Cut and grey links."""
+    rates: tuple[RateSpec, ...] = ()
+    """Changes of the hosts' rate."""
     jitter: Seconds = Seconds(50e-9)
     """Each flow starts up to so much late: what is exactly equal in time would favour one of them for ever."""
     until: Seconds = Seconds(100.0)
@@ -149,6 +177,9 @@ class Scenario:
             "workload.servers",
             load.servers,
             "workers are needed too",
+        )
+        check(
+            load.fan_in < max(self.ranks, 2), "workload.fan_in", load.fan_in, f"{self.ranks} hosts take part"
         )
         few = not self.bursts.rate_hz or self.bursts.senders < hosts
         check(few, "bursts.senders", self.bursts.senders, f"the fabric has {hosts} hosts")

@@ -1,7 +1,7 @@
-"""Sweeps: the cases of an experiment in as many processes as asked for, resumable; and their records.
+"""Sweeps: the cases of an experiment in as many processes as asked for, or on a Ray cluster, resumable; and their records.
 
-Each case has its own seed and shares nothing, so results don't depend on the number of processes. With a folder, each result is
-written there when it comes, and a later sweep takes it from there.
+Each case has its own seed and shares nothing, so results don't depend on the number of processes or machines. With a folder,
+each result is written there when it comes, and a later sweep takes it from there.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dblp.errors import LocalError
+from dblp.sim.fabric.cluster import run_on_ray
 from dblp.sim.fabric.experiment import Case, Experiment, Point, measure
 from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.packet import run_packet
+from dblp.sim.fabric.reaction import reactions
 
 SHOWN_FLOWS = 2_000
 """Flows of a case that its picture may show."""
@@ -51,6 +53,8 @@ class CaseResult:
     wall_s: float
     picture: Mapping[str, Any]
     """What its pictures show; empty unless asked for."""
+    rounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """See Outcome."""
 
 
 def run_case(case: Case, pictured: bool = False) -> CaseResult:
@@ -76,6 +80,7 @@ def run_case(case: Case, pictured: bool = False) -> CaseResult:
         hops=outcome.hops,
         wall_s=outcome.wall_s,
         picture=_picture(outcome) if pictured else {},
+        rounds=outcome.rounds,
     )
 
 
@@ -103,10 +108,12 @@ def run_cases(
     pictured: Callable[[Case], bool] = lambda case: False,
     initializer: Callable[..., None] | None = None,
     initargs: tuple[Any, ...] = (),
+    ray: str = "",
 ) -> Iterator[CaseResult]:
-    """The results as they come. ``folder``: of results, read first and written to; ``initializer``: called in each new process.
+    """The results as they come. ``folder``: of results, read first and written to; ``initializer``: called in each new process;
+    ``ray``: address of a cluster that runs them instead (``cluster.check_address``).
 
-    Raises what a case raises, and LocalError if a process is killed.
+    Raises what a case raises, and LocalError if a process is killed or the cluster is not there.
     """
     left = []
     for case in cases:
@@ -115,7 +122,11 @@ def run_cases(
             left.append(case)
         else:
             yield known
-    for result in _run_all(left, min(processes, len(left)), pictured, initializer, initargs):
+    if ray:
+        coming = run_on_ray(left, ray, pictured)
+    else:
+        coming = _run_all(left, min(processes, len(left)), pictured, initializer, initargs)
+    for result in coming:
         _write(folder, result)
         yield result
 
@@ -157,6 +168,7 @@ def _read(folder: Path | None, case: Case) -> CaseResult | None:
             "times_s": tuple(math.nan if t is None else t for t in table["times_s"]),
             "max_load_ratio": math.nan if table["max_load_ratio"] is None else table["max_load_ratio"],
             "counts": {name: tuple(pair) for name, pair in table["counts"].items()},
+            "rounds": {name: tuple(values) for name, values in table["rounds"].items()},
         })  # fmt: skip
     except (KeyError, TypeError, ValueError):
         raise LocalError(f"{path}: not a result of this version: remove it") from None
@@ -220,7 +232,18 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
         "seeds": len(mine),
         "hops": sum(r.hops for r in mine),
         "wall_s": sum(r.wall_s for r in mine),
+        **_of_rounds(mine),
     }
+
+
+def _of_rounds(mine: Sequence[CaseResult]) -> dict[str, Any]:
+    """Of runs that compress: mean share that is sent, and the rounds after which the slowest change of rate shows in it."""
+    if not all(r.rounds for r in mine):
+        return {}
+    ratios = [r.rounds["ratio"] for r in mine]
+    seen = [rounds for r in mine for rounds in reactions(r.rounds["ratio"], r.rounds["rate_bps"])]
+    slowest = max(seen, default=math.nan) if not any(map(math.isnan, seen)) else math.nan
+    return {"sent_share": float(np.mean(ratios)), "reaction_rounds": none_for_nan(slowest)}
 
 
 def _against(rows: Sequence[dict[str, Any]], row: dict[str, Any], against: str, name: str) -> float | None:

@@ -1,7 +1,7 @@
 """Transport models of the packet engine: one table of fields, a named row for each protocol.
 
 Models, not the protocols themselves: no handshake, equal packets, an acknowledgement for each packet. Sources: TCP: RFC 5681,
-RFC 6298, RFC 9438, with ideal selective acknowledgements (RFC 2018). DCTCP: RFC 8257. NDP: Handley et al., SIGCOMM 2017.
+RFC 6298, RFC 6675, RFC 9438, with an acknowledgement for each packet. DCTCP: RFC 8257. NDP: Handley et al., SIGCOMM 2017.
 pFabric: Alizadeh et al., SIGCOMM 2013 (here eight priorities by what remains, not one a byte). MLT, DLCP and DBLP:
 docs/policies.md has what they are; their rate control is the delay-based kind of ``dblp.transport.congestion.delay``, with a
 target in base round trips.
@@ -33,9 +33,9 @@ class TransportSpec:
     """Congestion control: ``none`` (line rate), ``window`` (fixed), ``reno``, ``cubic``, ``dctcp``, ``delay``, ``pull`` (the
     receiver paces)."""
     recovery: str = "time"
-    """What is lost: ``order``: three later packets have arrived (RFC 5681). ``time``: one has that left a round trip later
-    (RFC 8985). ``passes``: what a bitmap lacks, asked for when all have left (MLT, DBLP). ``trim``: what a trimmed header
-    says. A timeout always."""
+    """What is lost: ``order``: three later packets have arrived (RFC 6675), but a repeat only after a timeout. ``time``: one has
+    that left a round trip later (RFC 8985). ``passes``: what a bitmap lacks, asked for when all have left (MLT, DBLP). ``trim``:
+    what a trimmed header says. A timeout always."""
     stop: str = "stall"
     """When a receiver is done: ``all``; ``eager``: the bound is met; ``stall``: it is, and nothing came for ``stall_rtts``;
     ``deadline``: all, or ``deadline`` is over (OptiReduce)."""
@@ -44,7 +44,7 @@ class TransportSpec:
     critical_share: float = 0.0
     """Share of them, the first, that may not: class 0."""
     droppable_share: float = 0.0
-    """Share of them, the last, that switches may drop first: small gradients."""
+    """Share of them, evenly between the others, that switches may drop first: small gradients."""
     packet: ByteCount = ByteCount(1500)
     """Bytes of a full packet on the wire."""
     header: ByteCount = ByteCount(76)
@@ -61,6 +61,16 @@ class TransportSpec:
     """delay: round trips that are tolerated, in base round trips; one more packet time a hop on top."""
     target: Seconds = Seconds(0.0)
     """delay: the same as a time; 0: ``target_rtts`` holds."""
+    flow_target: Seconds = Seconds(0.0)
+    """delay: most that Swift's flow scaling adds to the target of a small window (4 ms over the square root of its packets,
+    none from 100 on); 0: none. The endpoint has 0.4 ms."""
+    card: bool = False
+    """False: a host sends a packet when its port is free, its flows in turn, acknowledgements before data that could not leave
+    yet (as Linux's fair queueing and small queues). True: all that a window lets go waits in the card's queue at once, and what
+    comes later behind it: as the endpoint sends, and ns-3's TCP."""
+    portions: int = 0
+    """With ``card``, as the endpoint sends: not less than this part of a window (it has 4) at once, the last packet of which
+    measures the round trip; and a window is that of the last flow between the same hosts. 0: packet by packet."""
     stall_rtts: float = 2.0
     """stop="stall": base round trips of silence."""
     deadline: Seconds = Seconds(0.0)
@@ -89,6 +99,15 @@ class TransportSpec:
         check(self.max_timeouts >= 1, "max_timeouts", self.max_timeouts, "1 or more is needed")
         check(self.target_rtts >= 1, "target_rtts", self.target_rtts, "a base round trip at least is needed")
         check(self.target >= 0, "target", self.target, "must not be negative")
+        check(self.flow_target >= 0, "flow_target", self.flow_target, "must not be negative")
+        check(0 <= self.portions <= 64, "portions", self.portions, "must lie in 0..64")
+        windowed = self.control not in ("none", "pull")
+        check(
+            not self.portions or windowed,
+            "portions",
+            self.portions,
+            f"control={self.control!r} has no window",
+        )
         check(self.stall_rtts > 0, "stall_rtts", self.stall_rtts, "must be above 0")
         deadline = self.stop == "deadline"
         check(

@@ -128,12 +128,17 @@ def _step(
 
 
 def _flows(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> None:
-    load = scenario.workload
-    sources, targets = _pairs(scenario.ranks, load.flows, rng)
-    sizes = draw_sizes(load.sizes, load.size, load.flows, rng)
+    """Poisson arrivals, each of ``fan_in`` flows from different hosts to one."""
+    load, many = scenario.workload, scenario.workload.fan_in
+    count = -(-load.flows // many)
+    sources, targets = _pairs(scenario.ranks, count, rng)
+    if many > 1:
+        others = np.array([rng.choice(scenario.ranks - 1, many, replace=False) + 1 for _ in range(count)])
+        sources, targets = ((targets[:, None] + others) % scenario.ranks).ravel(), np.repeat(targets, many)
+    sizes = draw_sizes(load.sizes, load.size, len(sources), rng)
     rate = load.load * scenario.topology.host_link.rate * scenario.ranks / 8.0
-    gaps = rng.exponential(mean_size(load.sizes, load.size) / rate, load.flows)
-    graph.flows(sources, targets, sizes, latency_s=np.cumsum(gaps), batch=graph.next_batch())
+    gaps = rng.exponential(many * mean_size(load.sizes, load.size) / rate, count)
+    graph.flows(sources, targets, sizes, latency_s=np.repeat(np.cumsum(gaps), many), batch=graph.next_batch())
     graph.per_flow = True
 
 

@@ -1,9 +1,9 @@
 """TCP flows in ns-3, for ``fabric_ns3``: read a plan as JSON, print each flow's completion time. Needs only the package
 ``ns3``.
 
-A flow is complete when its receiver has all bytes. Links are point to point, their queues drop-tail in bytes, without a
-queueing discipline above them; TCP is NewReno with SACK, an acknowledgement for each segment, and no other change. Each
-destination has one route.
+A flow is complete when its receiver has all bytes. Links are point to point, their queues drop-tail in bytes (a host's own
+drops nothing), without a queueing discipline above them; TCP is NewReno with SACK, an acknowledgement for each segment, and no
+other change. Each destination has one route.
 """
 
 import json
@@ -13,6 +13,8 @@ from typing import Any
 
 from ns import ns
 
+HOST_QUEUE = 1 << 30
+"""Bytes of a host's own queue, which drops nothing, as in the packet engine."""
 HEADER = 54
 """PPP 2, IPv4 20, TCP with timestamps 32."""
 
@@ -85,6 +87,10 @@ def connect(plan: dict[str, Any], nodes: "ns.NodeContainer") -> dict[str, Any]:
         )
         interfaces = base.Assign(devices)
         ns.TrafficControlHelper().Uninstall(devices)
+        if a < plan["hosts"]:
+            devices.Get(0).GetObject[ns.PointToPointNetDevice]().GetQueue().SetMaxSize(
+                ns.QueueSize(f"{HOST_QUEUE}B")
+            )
         ends = ((a, b, 0, 1), (b, a, 1, 0))
         for here, there, mine, other in ends:
             found["next"][f"{here}-{there}"] = interfaces.GetAddress(other)

@@ -42,6 +42,22 @@ def test_both_engines_agree_within_a_twentieth(hosts, size):
     assert packet.times_s[0] == pytest.approx(exact.times_s[0], rel=0.05)
 
 
+ENDPOINT = {"card": True, "portions": 4, "flow_target": "400us", "min_rto": "8ms"}
+"""What the endpoint does with a window, and its least timeout (docs/fabric.md)."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hosts", "size"), [("direct", 4, "512K"), ("direct", 2, "2M"), ("ring", 4, "512K")]
+)
+def test_they_agree_on_exchanges_too_where_the_model_sends_as_the_endpoint(algorithm, hosts, size):
+    """Bursts to one receiver wait in the card behind those to another: the model with ideal hosts is up to 18 % quicker."""
+    topology = {**STAR, "hosts": hosts}
+    exact = run_exact(small(topology, algorithm=algorithm, size=size))
+    packet = run_packet(small(topology, algorithm=algorithm, size=size, **ENDPOINT))
+    assert exact.ended == packet.ended == "done"
+    assert packet.times_s[0] == pytest.approx(exact.times_s[0], rel=0.05)
+
+
 @pytest.mark.parametrize("policy", ["ecmp", "spray", "ethereal"])
 def test_bursts_take_the_fabrics_paths(policy):
     outcome = run_exact(small(SPINES, policy, size="512K"))
@@ -87,3 +103,80 @@ def test_a_grey_link_is_repaired():
 def test_what_it_has_not_is_refused(wanted, field):
     with pytest.raises(ConfigError, match=field):
         run_exact(wanted)
+
+
+# rounds that compress, rates that change
+
+
+def compressing(method, rounds=1, **more):
+    return scenario(
+        {
+            "topology": STAR,
+            "switch": {"buffer": "512K"},
+            "transport": {"packet": 1464, "header": 48},
+            "workload": {"algorithm": "direct", "size": "128K", "rounds": rounds, "compression": method, **more.pop("load", {})},
+            **more,
+        }
+    )  # fmt: skip
+
+
+def test_a_tenth_of_the_elements_is_less_and_sooner():
+    dense, tenth = (run_exact(compressing(method)) for method in ("none", "topk(0.1)"))
+    assert tenth.link_bytes.sum() < 0.5 * dense.link_bytes.sum()
+    assert tenth.times_s[0] < dense.times_s[0]
+    assert tenth.rounds["ratio"] == (pytest.approx(0.2, rel=0.02),)  # an index for each value
+    assert dense.rounds == {"rate_bps": (1e9,), "ratio": (1.0,)}
+
+
+def test_rates_change_before_their_round():
+    """A dense round of 128 KB moves 192 KB over each host's link: 1.5 ms at 1 Gb/s, 7.7 ms at 200 Mb/s."""
+    outcome = run_exact(compressing("none", 4, rates=[{"round": 2, "rate": "200mbit"}]))
+    assert outcome.rounds["rate_bps"] == (1e9, 1e9, 2e8, 2e8)
+    assert outcome.times_s[1] < 4e-3
+    assert outcome.times_s[2:].min() > 192 * 1024 * 8 / 2e8
+
+
+def test_netsense_follows_the_rate_within_five_rounds():
+    """Down and up by five; it has settled before."""
+    from dblp.sim.fabric.reaction import reactions
+
+    rates = [{"round": 24, "rate": "200mbit"}, {"round": 44, "rate": "1gbit"}]
+    topology = {"kind": "star", "hosts": 3, "host_link": {"rate": "1gbit", "delay": "250us"}}
+    load = {"size": "300K", "compute": "1ms"}
+    outcome = run_exact(compressing("netsense", 54, topology=topology, rates=rates, load=load))
+    assert outcome.ended == "done"
+    assert max(reactions(outcome.rounds["ratio"], outcome.rounds["rate_bps"])) <= 5
+    assert min(outcome.rounds["ratio"]) < 0.1
+
+
+def test_background_is_others_traffic_and_delays():
+    calm = run_exact(compressing("none", 6))
+    busy = run_exact(compressing("none", 6, background={"load": 0.4, "sizes": "onoff"}))
+    assert busy.link_bytes.sum() > calm.link_bytes.sum()
+    assert busy.times_s.mean() > calm.times_s.mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"workload": {"compression": "topk(0.1)"}}, "workload.compression"),
+        ({"workload": {"compute": "1ms"}}, "workload.compute"),
+        ({"rates": [{"round": 1, "rate": "1gbit"}]}, "rates"),
+        ({"background": {"load": 0.1, "sizes": "onoff"}}, "background.sizes"),
+    ],
+)
+def test_the_packet_engine_refuses_what_it_has_not(changes, field):
+    with pytest.raises(ConfigError, match=field):
+        run_packet(scenario({"topology": STAR, **changes}))
+
+
+def test_compression_under_a_bound_and_background_by_flows_are_refused():
+    with pytest.raises(ConfigError, match=r"workload\.compression"):
+        run_exact(compressing("topk(0.1)", transport={"packet": 1464, "header": 48, "loss_bound": 0.1}))
+    with pytest.raises(ConfigError, match=r"background\.sizes"):
+        run_exact(compressing("none", background={"load": 0.1}))
+
+
+def test_an_unknown_method_is_refused_when_the_file_is_read():
+    with pytest.raises(ConfigError, match="gzip"):
+        compressing("gzip")

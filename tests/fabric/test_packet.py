@@ -349,6 +349,58 @@ def test_a_cut_link_is_left_and_taken_back(policy):
     assert_conserved(outcome)
 
 
+@pytest.mark.parametrize("policy", ["spray", "random", "reps", "adaptive", "ethereal"])
+@pytest.mark.parametrize("at", [0.0, 1e-6])
+def test_a_dead_paths_load_spreads_over_all_that_are_left(policy, at):
+    """No link gets more than of ideal spraying over what remains and a flow more, what was lost and sent again apart; those that
+    choose by chance, four standard deviations of the packets'. REPS and the shortest queue are not even anyway: a fifth more
+    (the next path alone would get three times as much)."""
+    cut = [{"link": f"leaf0-spine{spine}", "at": at} for spine in (2, 3)]
+    changes = {"topology__spines": 8, "workload__size": "2M", "failures": cut, "switch": {"buffer": "16M"}}
+    scenario = leaf_spine("dctcp", policy, transport__recovery="time", routing__detect=0.0, **changes)
+    known = replace(scenario, failures=tuple(replace(failure, at=0.0) for failure in scenario.failures))
+    ideal = make_plan(known, 0).ideal_loads
+    outcome = run_packet(scenario)
+    assert outcome.ended == "done"
+    inner = [n for n, name in enumerate(outcome.link_names) if "leaf0" in name and "spine" in name]
+    packets = ideal[inner].max() / scenario.transport.payload
+    flow = -(-scenario.workload.size // 16)
+    by_chance = 4 * packets**0.5 * scenario.transport.payload
+    slack = {"random": by_chance, "reps": 0.2 * ideal[inner].max(), "adaptive": 0.2 * ideal[inner].max()}.get(
+        policy, flow
+    )
+    slack += outcome.counts["link_down"][0] * scenario.transport.payload
+    wire = scenario.transport.packet / scenario.transport.payload
+    assert outcome.link_bytes[inner].max() <= wire * (ideal[inner].max() + slack)
+
+
+def test_repeats_that_are_lost_wait_for_a_timeout_by_order_and_not_by_time():
+    """RFC 6675 tells the loss of a repeat by nothing but the timeout, RFC 8985 does. Half is lost for a quarter of the time that
+    2 MB take, so that repeats are, too, and the end is not."""
+    failures = [{"link": "hosts", "loss": 0.5, "until": "400us", "one_way": True, "data_only": True}]
+    load = {"workload__kind": "permutation", "workload__size": 2_000_000, "topology__hosts": 2}
+    times = {}
+    for recovery in ("order", "time"):
+        transport = {
+            "model": "dctcp", "recovery": recovery, "control": "window", "min_rto": 0.2, "initial_window": "256K"
+        }  # fmt: skip
+        outcome = run_packet(star(failures=failures, transport=transport, **load))
+        assert outcome.ended == "done"
+        times[recovery] = outcome.times_s.max()
+    assert times["order"] > 0.2 > 20 * times["time"]
+
+
+def test_flows_that_fan_in_arrive_together_at_one_host():
+    load = {"workload__kind": "flows", "workload__flows": 12, "workload__fan_in": 3, "workload__size": 10_000}
+    outcome = run_packet(star(transport__model="dctcp", **load))
+    assert len(outcome.times_s) == 12
+    for place in range(0, 12, 3):
+        group = outcome.flows[place : place + 3]
+        assert len(set(group["target"])) == 1
+        assert len(set(group["source"]) | set(group["target"])) == 4
+        assert np.ptp(group["start_s"]) == 0.0
+
+
 def test_a_link_that_is_known_to_be_down_carries_nothing():
     outcome = run_packet(leaf_spine("dctcp", "spray", failures=[{"link": "leaf0-spine1"}]))
     loads = dict(zip(outcome.link_names, outcome.link_bytes, strict=True))

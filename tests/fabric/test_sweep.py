@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from dblp.cli.main import run as run_command
 from dblp.errors import ConfigError, LocalError
+from dblp.sim.fabric.cluster import run_checked
 from dblp.sim.fabric.experiment import Case, read_experiment
+from dblp.sim.fabric.reaction import reactions
 from dblp.sim.fabric.sweep import CaseResult, claims, records, run_cases
 
 pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes on a busy machine
@@ -124,6 +129,93 @@ def test_a_changed_scenario_is_another_case(experiment):
     assert not keys & {case.key for case in other.cases([0, 1])}
 
 
+# on Ray
+
+
+@pytest.mark.slow  # a cluster starts, whose machine code may be cold
+@pytest.mark.processes
+@pytest.mark.sockets
+def test_ray_gives_the_records_of_one_process_and_goes_on_where_it_was_stopped(tmp_path):
+    """In processes of their own: Ray's threads outlive it."""
+    pytest.importorskip("ray")
+    file = tmp_path / "small.toml"
+    file.write_text(TEXT)
+    found = {}
+    for name, options in {
+        "alone": ["--processes", "1"],
+        "ray": ["--ray", "local", "--resume", str(tmp_path / "kept")],
+        "again": ["--ray", "local", "--resume", str(tmp_path / "kept")],
+    }.items():
+        json_file = tmp_path / f"{name}.json"
+        command = [
+            sys.executable,
+            "-m",
+            "dblp.cli.main",
+            "sim",
+            "run",
+            str(file),
+            "--json",
+            str(json_file),
+            *options,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+        assert done.returncode == 0, done.stderr
+        found[name] = json.loads(json_file.read_text())["records"]
+    kept = [{key: row[key] for key in row if key != "wall_s"} for row in found["alone"]]
+    for name in ("ray", "again"):
+        assert [{key: row[key] for key in row if key != "wall_s"} for row in found[name]] == kept
+    assert found["again"] == found["ray"]  # read, not run again: its wall_s is the same too
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "says"),
+    [
+        ("nowhere", ConfigError, "HOST:PORT"),
+        ("10.0.0.1:x", ConfigError, "HOST:PORT"),
+        ("127.0.0.1:1", LocalError, "no Ray cluster answers there"),
+        ("ray://127.0.0.1:1", LocalError, "ray start --head"),
+    ],
+)
+def test_an_address_without_a_cluster_is_told_at_once(experiment, address, error, says):
+    with pytest.raises(error, match=says):
+        list(run_cases(experiment.cases([0]), ray=address))
+
+
+def test_a_missing_ray_is_told_with_the_pip_line(monkeypatch, capsys):
+    monkeypatch.setattr("dblp.cli.extras.find_spec", lambda name: None if name == "ray" else object())
+    assert run_command(["sim", "run", "scale", "--ray", "local"]) == 2
+    assert "dblp[ray]" in capsys.readouterr().err
+
+
+def test_a_machine_with_another_version_is_refused(experiment):
+    with pytest.raises(LocalError, match="another version"):
+        run_checked(experiment.cases([0])[0], False, "other code")
+
+
+# rounds that compress
+
+
+def test_a_reaction_is_half_as_much_again_or_two_thirds():
+    rates = [8.0] * 12 + [2.0] * 4 + [8.0] * 4
+    ratios = [0.3] * 13 + [0.21, 0.19, 0.1] + [0.1, 0.1, 0.1, 0.2]
+    assert reactions(ratios, rates)[0] == 3
+    assert math.isnan(reactions(ratios, rates)[1])
+    assert reactions([1.0, 1.0], [5.0, 5.0]) == []
+
+
+def test_records_of_rounds_tell_the_share_and_the_slowest_reaction(experiment):
+    cases = experiment.cases([0, 1])
+    rates = (8.0,) * 3 + (2.0,) * 3
+    late = {0: (0.4,) * 4 + (0.1,) * 2, 1: (0.4,) * 5 + (0.1,)}
+    results = [
+        replace(fake(case, (1.0,)), rounds={"rate_bps": rates, "ratio": late[case.seed]}) for case in cases
+    ]
+    rows = records(experiment, results)
+    assert rows[0]["reaction_rounds"] == 3
+    assert rows[0]["sent_share"] == pytest.approx((1.8 + 2.1) / 12)
+    assert "reaction_rounds" not in records(experiment, [fake(case, (1.0,)) for case in cases])[0]
+
+
 # the command
 
 
@@ -166,6 +258,7 @@ def test_trace_writes_what_load_reads(tmp_path):
         (["run", "nothing"], "known are"),
         (["run", "missing.toml"], "No such file"),
         (["run", "scale", "--processes", "-1"], "--processes -1"),
+        (["run", "scale", "--processes", "2", "--ray", "local"], "one of the two"),
         (["run", "scale", "--seeds", "x"], "--seeds"),
         (["trace", "alexnet", "--output", "x.json"], "known are resnet50"),
     ],

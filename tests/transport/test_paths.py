@@ -197,6 +197,16 @@ def test_after_a_failure_reps_replays_what_was_good_and_then_explores():
     assert not choice.frozen and len(set(after)) >= 5 and 2 not in after
 
 
+@pytest.mark.parametrize("name", ["spray", "random", "reps"])
+def test_a_dead_paths_load_spreads_over_all_that_are_left(name):
+    """Not onto the next one: 7 of 8 paths, 7,000 bursts, no path far from a seventh; REPS after its freeze."""
+    choice = PathChoices(TransportConfig(paths=8, path_choice=name), 0, rng()).to(1)
+    choice.on_left(2, now=0.0)
+    taken = Counter(picks(choice, 7000, lambda path: path != 2, 1.0))
+    assert set(taken) == set(range(8)) - {2}
+    assert max(taken.values()) < 1000 * (1.001 if name == "spray" else 1.12)  # four standard deviations of 29
+
+
 def test_reps_freezes_nothing_before_anything_was_acknowledged():
     choice = RepsChoice(8, rng())
     choice.on_left(0, now=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,8 @@ from dblp.errors import ConfigError
 from dblp.units import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
     from rich.table import Table
 
@@ -28,11 +31,28 @@ sim = typer.Typer(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a sweep runs."""
+
+    processes: int
+    """So many on this machine."""
+    ray: str = ""
+    """Address of a Ray cluster that does instead."""
+
+
 @sim.command("run")
 def run_experiment(
     experiment: Annotated[str, typer.Argument(help="A name that `dblp sim list` shows, or a TOML file.")],
     seeds: Annotated[str, typer.Option(help="How many seeds, or the seeds themselves with a comma.")] = "",
     processes: Annotated[int, typer.Option(help="Runs at a time; 0: one a core.")] = 0,
+    ray: Annotated[
+        str,
+        typer.Option(
+            help="Run on a Ray cluster instead: HOST:PORT, ray://HOST:PORT, auto (one that runs here) or local (start one).",
+            metavar="ADDRESS",
+        ),
+    ] = "",
     resume: Annotated[
         Path | None, typer.Option(help="Folder of results: what is there is not run again.")
     ] = None,
@@ -45,12 +65,15 @@ def run_experiment(
 
     if processes < 0:
         raise ConfigError(f"--processes {processes}: a number, or 0 for one a core")
+    if ray and processes:
+        raise ConfigError(f"--processes {processes} and --ray {ray}: one of the two")
     loaded = load_experiment(experiment)
     chosen = parse_seeds(seeds) if seeds else list(range(loaded.seeds))
     check_outputs({"--json": json, "--html": html}, {"--png": png})
     check_folder("--resume", resume)
-    require("numba", *(["matplotlib"] if png or html else []))
-    _run(loaded, chosen, processes or len(os.sched_getaffinity(0)), resume, json, png, html)
+    require("numba", *(["matplotlib"] if png or html else []), *(["ray"] if ray else []))
+    places = Places(processes=processes or len(os.sched_getaffinity(0)), ray=ray)
+    _run(loaded, chosen, places, resume, json, png, html)
 
 
 @sim.command("list")
@@ -103,7 +126,7 @@ def make_model_trace(
 def _run(
     experiment: Experiment,
     seeds: list[int],
-    processes: int,
+    places: Places,
     folder: Path | None,
     json: Path | None,
     png: Path | None,
@@ -115,7 +138,7 @@ def _run(
 
     console = Console()
     console.print(f"[bold]dblp sim run {experiment.name}[/]: {experiment.title}", highlight=False)
-    results = _results(experiment, seeds, processes, folder, console, pictured=bool(png or html))
+    results = _results(experiment, seeds, places, folder, console, pictured=bool(png or html))
     rows = records(experiment, results)
     found = claims(experiment, rows)
     console.print(records_table(rows))
@@ -129,7 +152,7 @@ def _run(
 def _results(
     experiment: Experiment,
     seeds: list[int],
-    processes: int,
+    places: Places,
     folder: Path | None,
     console: Console,
     *,
@@ -152,7 +175,8 @@ def _results(
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("runs", total=len(cases))
         for result in run_cases(
-            cases, processes=processes, folder=folder, pictured=shown, initializer=die_with_parent, initargs=(os.getpid(),)
+            cases, processes=places.processes, ray=places.ray, folder=folder, pictured=shown, initializer=die_with_parent,
+            initargs=(os.getpid(),),
         ):  # fmt: skip
             results.append(result)
             progress.update(task, advance=1, description=f"{result.policy}, seed {result.seed}")
@@ -194,7 +218,7 @@ def records_table(rows: list[dict[str, Any]]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     axes = [name for name in rows[0] if "." in name]
-    for heading in ("policy", *axes, "hosts", "mean", "p99", "max link load", "missing", "unfinished"):
+    for heading in ("policy", *axes, *headings(rows)):
         table.add_column(
             heading, justify="left" if heading == "policy" else "right", no_wrap=heading == "policy"
         )
@@ -208,12 +232,22 @@ def records_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def headings(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Of the figures that ``cells`` gives."""
+    found = ["hosts", "mean", "p99", "max link load", "missing", "unfinished"]
+    return [*found, "sent", "reacts after"] if "sent_share" in rows[0] else found
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     """A record's figures as text."""
     seconds = ["-" if row[name] is None else format_seconds(row[name]) for name in ("completion_s", "p99_s")]
     ratio = row["max_link_load_ratio"]
     load = "-" if ratio is None else f"{ratio:.3f}"
-    return [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}", str(row["unfinished"])]
+    found = [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}", str(row["unfinished"])]
+    if "sent_share" in row:
+        late = row["reaction_rounds"]
+        found += [f"{row['sent_share']:.2%}", "-" if late is None else f"{late:.0f} rounds"]
+    return found
 
 
 def claims_table(found: list[dict[str, Any]]) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dblp.cli.output import write_file
-from dblp.cli.sim.command import cells
+from dblp.cli.sim.command import cells, headings
 from dblp.sim.fabric.experiment import Experiment
 
 _STYLE = (
@@ -30,7 +30,7 @@ def write_page(
 ) -> None:
     """Write the page; raises LocalError that names the path."""
     axes = [name for name in rows[0] if "." in name]
-    heads = ["policy", *axes, "hosts", "mean", "p99", "max link load", "missing", "unfinished"]
+    heads = ["policy", *axes, *headings(rows)]
     body = [[row["policy"], *(str(row[name]) for name in axes), *cells(row)] for row in rows]
     parts = [
         f"<h1>{html.escape(experiment.title)}</h1>",

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from dblp.cli.sim.palette import COLOURS, point_text
+from dblp.cli.sim.rounds_picture import draw_rounds, rows_of
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import CaseResult
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito's palette: told apart with any kind of colour vision."""
 _DECADES = 10.0
 """Ratio of times from which their axis is logarithmic."""
 _MOST_NAMES = 8
@@ -25,16 +25,21 @@ MOST_RANKS = 64
 def draw(
     experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult], form: str = "png"
 ) -> bytes:
-    """One row of completion, then for each arm that has a picture its queues, loads and time line; ``form``: of matplotlib's."""
+    """One row of completion, then for each arm that has a picture its queues, loads and time line; or, of rounds that
+    compress, what was sent in each. ``form``: of matplotlib's."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     order = {arm.policy: number for number, arm in enumerate(experiment.arms)}
-    pictured = sorted((r for r in results if r.picture), key=lambda r: order[r.policy])
-    figure = plt.figure(figsize=(15, 4.2 + 3.2 * len(pictured)), layout="constrained")
-    grid = figure.add_gridspec(1 + len(pictured), 3)
+    compressing = any(r.rounds for r in results)
+    pictured = sorted((r for r in results if r.picture and not compressing), key=lambda r: order[r.policy])
+    below = rows_of(experiment) if compressing else len(pictured)
+    figure = plt.figure(figsize=(15, 4.2 + 3.2 * below), layout="constrained")
+    grid = figure.add_gridspec(1 + below, 3)
+    if compressing:
+        draw_rounds(figure, grid, 1, experiment, results)
     _completion(figure.add_subplot(grid[0, 0]), experiment, results)
     _bars(figure.add_subplot(grid[0, 1:]), experiment, rows)
     longest = max((_span(result) for result in pictured), default=1.0)
@@ -67,7 +72,9 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
                 linestyle="-" if number < len(COLOURS) else "--",
                 label=arm.policy,
             )
-    axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {_shown(last)}")
+    axes.set(
+        xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {point_text(last)}"
+    )
     if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
         axes.set_xscale("log")
     else:
@@ -85,7 +92,7 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
         heights = [_over_first(rows, experiment, arm.policy, point) for point in points]
         places = np.arange(len(points)) + (number - (len(experiment.arms) - 1) / 2) * width
         axes.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=arm.policy)
-    axes.set_xticks(range(len(points)), [_shown(point) or "all" for point in points], fontsize=7)
+    axes.set_xticks(range(len(points)), [point_text(point) or "all" for point in points], fontsize=7)
     axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
     axes.axhline(1.0, color="#888888", linewidth=0.8)
 
@@ -156,7 +163,3 @@ def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
 def _span(result: CaseResult) -> float:
     ends = [t for t in result.picture["flows"]["finish_s"] if t is not None and not math.isnan(t)]
     return max(ends, default=1.0)
-
-
-def _shown(point: Any) -> str:
-    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in point)

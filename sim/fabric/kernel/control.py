@@ -2,7 +2,8 @@
 
 Reno: RFC 5681. CUBIC: RFC 9438. DCTCP: RFC 8257, gain 1/16. delay: Swift's (Kumar et al., SIGCOMM 2020) with the constants of
 ``dblp.transport.congestion.delay``: additive increase below a target round trip, above it a decrease by 0.8 of the excess, at
-most halving, once a round trip; loss is not congestion. No pacing: no window is below one packet.
+most halving, once a round trip; loss is not congestion. No pacing: no window is below one packet. Of flows that send in portions
+also its filter (in halves of four samples) and, with a ``flow_target``, its scaling for small windows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, World
 GAIN = 1.0 / 16.0
 BETA = 0.8
 MOST = 0.5
+HALF_FILTER = 4
+FLOW_PACKETS = 100.0
+FLOW_TARGET_PS = 4e9
+NEARLY_EMPTY = 0.25
+"""With portions: of the tolerated queue; below it a window grows four times as fast."""
 CUBIC_C = 0.4
 CUBIC_BETA = 0.7
 PS_PER_S = 1e12
@@ -44,18 +50,47 @@ def dctcp(w: World, flow: int, marked: int) -> None:
 
 
 @compiled
-def delay(w: World, now: int, flow: int, rtt: int) -> None:
-    """See the module's docstring."""
+def filtered(w: World, flow: int, rtt: int) -> float:
+    """The least round trip of the last four to eight portions."""
+    f = flows(w)[flow]
+    if f.samples == 0:
+        f.least_before, f.least_rtt = f.least_rtt, float(rtt)
+    f.least_rtt = min(f.least_rtt, float(rtt))
+    f.samples = (f.samples + 1) % HALF_FILTER
+    return float(min(f.least_rtt, f.least_before)) if f.least_before > 0.0 else float(f.least_rtt)
+
+
+@compiled
+def target_of(w: World, flow: int) -> float:
+    """The round trip that is tolerated: more of a small window (Swift's flow scaling), where that is asked for."""
     f = flows(w)[flow]
     t = transports(w)[f.transport]
     target = float(t.target) if t.target else t.target_rtts * f.base_rtt
-    if rtt <= target:
-        f.window += 1.0 if f.slow_start else 1.0 / f.window
+    if t.flow_target and f.window < FLOW_PACKETS:
+        target += min(FLOW_TARGET_PS * (f.window**-0.5 - FLOW_PACKETS**-0.5), float(t.flow_target))
+    return target
+
+
+@compiled
+def delay(w: World, now: int, flow: int, rtt: int, asks: int) -> None:
+    """See the module's docstring. Of a portion, the last one's round trip counts for all."""
+    f = flows(w)[flow]
+    target = target_of(w, flow)
+    if transports(w)[f.transport].portions:
+        least = filtered(w, flow, rtt) if asks else float(min(f.least_rtt, f.least_before))
+    else:
+        least = float(rtt)
+    if least <= target:
+        near = f.base_rtt + NEARLY_EMPTY * (target - f.base_rtt)
+        gain = 4.0 if transports(w)[f.transport].portions and least < near else 1.0
+        f.window += 1.0 if f.slow_start else gain / f.window
+        return
+    if not asks:
         return
     f.slow_start = 0
     if now - f.last_cut >= f.srtt:
         f.last_cut = now
-        f.window = max(f.window * max(1.0 - BETA * (rtt - target) / rtt, MOST), 1.0)
+        f.window = max(f.window * max(1.0 - BETA * (least - target) / least, MOST), 1.0)
 
 
 @compiled
@@ -79,14 +114,14 @@ def cubic(w: World, now: int, flow: int) -> None:
 
 
 @compiled
-def on_acked(w: World, now: int, flow: int, rtt: int, marked: int) -> None:
+def on_acked(w: World, now: int, flow: int, rtt: int, marked: int, asks: int) -> None:
     """A packet was acknowledged."""
     f = flows(w)[flow]
     control = transports(w)[f.transport].control
     if control == DCTCP:
         dctcp(w, flow, marked)
     elif control == DELAY:
-        delay(w, now, flow, rtt)
+        delay(w, now, flow, rtt, asks)
     elif control == CUBIC and f.window >= f.threshold:
         cubic(w, now, flow)
     elif control in (RENO, CUBIC):

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from dblp.sim.fabric.kernel.access import chunks, flows, links, meta, nodes, packets, transports, ups
+from dblp.sim.fabric.kernel.access import (
+    chunks,
+    flows,
+    links,
+    meta,
+    nodes,
+    packets,
+    transports,
+    ups,
+    windows,
+)
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
+from dblp.sim.fabric.kernel.draw import below
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.hosts import wake
 from dblp.sim.fabric.kernel.sender import (
@@ -37,6 +48,23 @@ from dblp.sim.fabric.kernel.ways import remember
 
 
 @compiled
+def recall(w: World, flow: int) -> None:
+    """The endpoint's window is of a path, not of a message: a flow goes on with that of the one before."""
+    f = flows(w)[flow]
+    known = windows(w)[f.source * meta(w).hosts + f.target]
+    if known != 0.0:
+        f.window = abs(known)
+        f.slow_start = 1 if known > 0.0 else 0
+
+
+@compiled
+def remember_window(w: World, flow: int) -> None:
+    """For the next flow between the same hosts."""
+    f = flows(w)[flow]
+    windows(w)[f.source * meta(w).hosts + f.target] = f.window if f.slow_start else -f.window
+
+
+@compiled
 def start(w: World, now: int, flow: int) -> None:
     """A flow begins; a task is over."""
     f = flows(w)[flow]
@@ -51,6 +79,8 @@ def start(w: World, now: int, flow: int) -> None:
     packet_ps = t.packet * links(w)[ups(w)[nodes(w)[f.source].up_first]].ps_per_byte
     window = t.first_window / t.packet if t.first_window else f.base_rtt / packet_ps
     f.window = max(window, 1.0)
+    if t.portions:
+        recall(w, flow)
     f.credits = int(f.window + 0.999)
     wake(w, now, flow)
 
@@ -78,19 +108,35 @@ def give_up(w: World, flow: int, chunk: int) -> None:
 
 
 @compiled
+def find_lost(w: World, flow: int) -> None:
+    """Give up what is overdue. By order, a chunk that has left again is not: that its repeat is lost, duplicates do not tell
+    (RFC 6675, section 4: IsLost), only a timeout does."""
+    f = flows(w)[flow]
+    by_order = transports(w)[f.transport].recovery == BY_ORDER
+    chunk = f.out_head
+    while chunk != NONE and overdue(w, flow, chunk):
+        following = chunks(w)[f.first_chunk + chunk].next
+        if not (by_order and chunks(w)[f.first_chunk + chunk].again):
+            give_up(w, flow, chunk)
+        chunk = following
+
+
+@compiled
 def on_ack(w: World, now: int, packet: int) -> None:
     """An acknowledgement: round trip, window, and what must be lost since this came before it."""
     p = packets(w)[packet]
     f = flows(w)[p.flow]
-    measure(w, p.flow, now - p.sent)
+    if p.asks:
+        measure(w, p.flow, now - p.sent)
     f.highest = max(f.highest, p.order)
     f.newest_sent = max(f.newest_sent, p.sent)
     if acknowledge(w, p.flow, p.chunk):
-        on_acked(w, now, p.flow, now - p.sent, p.marked)
+        on_acked(w, now, p.flow, now - p.sent, p.marked, p.asks)
+    if transports(w)[f.transport].portions:
+        remember_window(w, p.flow)
     if meta(w).policy == REPS and not p.marked:
         remember(w, p.flow, p.path)
-    while f.out_head != NONE and overdue(w, p.flow):
-        give_up(w, p.flow, f.out_head)
+    find_lost(w, p.flow)
 
 
 @compiled
@@ -148,8 +194,8 @@ def try_again(w: World, now: int, flow: int) -> None:
         lose(w, flow, f.out_head)
     on_timeout(w, now, flow)
     f.freeze_until = now + meta(w).freeze
-    if t.recovery != BY_ORDER:
-        f.path = (f.path + 1) % meta(w).paths
+    if t.recovery != BY_ORDER and meta(w).paths > 1:  # any other: not all that were on it to the same one
+        f.path = (f.path + 1 + below(w, meta(w).paths - 1)) % meta(w).paths
     if t.control == PULL_PACED:
         f.credits = max(f.credits, 1)
     if t.recovery == BY_PASSES and pass_over(w, flow):

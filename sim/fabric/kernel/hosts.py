@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dblp.sim.fabric.kernel.access import flows, meta, nodes, rings
+from dblp.sim.fabric.kernel.access import flows, meta, nodes, rings, transports
 from dblp.sim.fabric.kernel.compiled import compiled
-from dblp.sim.fabric.kernel.sender import send_chunk, sendable
+from dblp.sim.fabric.kernel.sender import portion, send_chunk, sendable
 from dblp.sim.fabric.kernel.state import NONE, RINGS, World
 
 
@@ -44,14 +44,26 @@ def pump(w: World, now: int, host: int) -> None:
         flow = take_turn(w, host)
         if flow == NONE:
             return
-        send_chunk(w, now, flow)
+        send_chunk(w, now, flow, 1)
         if sendable(w, flow):
             add_turn(w, flow)
 
 
 @compiled
+def send_portions(w: World, now: int, flow: int) -> None:
+    """All that the window lets go, into the card's queue, where packets of other flows, and control, wait behind it."""
+    while sendable(w, flow):
+        count = portion(w, flow)
+        for left in range(count, 0, -1):
+            send_chunk(w, now, flow, 1 if left == 1 else 0)
+
+
+@compiled
 def wake(w: World, now: int, flow: int) -> None:
     """Something about a flow has changed."""
+    if transports(w)[flows(w)[flow].transport].card:
+        send_portions(w, now, flow)
+        return
     if not flows(w)[flow].on_ring and sendable(w, flow):
         add_turn(w, flow)
     pump(w, now, flows(w)[flow].source)

@@ -37,7 +37,7 @@ from dblp.sim.fabric.kernel.state import (
     World,
 )
 from dblp.sim.fabric.kernel.tasks import complete
-from dblp.sim.fabric.kernel.ways import next_link, next_usable
+from dblp.sim.fabric.kernel.ways import next_link, unless_down
 
 
 @compiled
@@ -46,7 +46,7 @@ def send_control(w: World, now: int, packet: int, source: int) -> None:
     p = packets(w)[packet]
     p.cls, p.ecn, p.trimmed = 0, 0, 0
     p.queue = 0
-    p.path = next_usable(w, source, p.target, p.path)
+    p.path = unless_down(w, source, p.target, p.path)
     count(w, SENT, packet)
     enqueue(w, now, next_link(w, source, p.target, p.path), packet)
 

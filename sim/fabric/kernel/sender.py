@@ -28,10 +28,14 @@ from dblp.sim.fabric.kernel.state import (
     World,
 )
 from dblp.sim.fabric.kernel.tasks import complete
-from dblp.sim.fabric.kernel.ways import next_link, next_usable, pick_path
+from dblp.sim.fabric.kernel.ways import next_link, pick_path
 
 DUPLICATES = 3
 """Later packets that must have arrived before one is lost (RFC 5681)."""
+BURST_BYTES = 65_507
+"""Most that leaves in one call (a UDP datagram's limit, which segmentation offload inherits)."""
+LARGE_BYTES = 256 * 1024
+"""Windows from here on leave by halves (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
 MOST_BACKOFF = 6
 """A timeout doubles so many times at most."""
 
@@ -77,6 +81,26 @@ def first_repair(w: World, flow: int) -> int:
 
 
 @compiled
+def portion(w: World, flow: int) -> int:
+    """Packets that leave together: one; or as the endpoint sends, a part of the window, a burst at most, what is left."""
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
+    if t.portions == 0 or first_repair(w, flow) != NONE:
+        return 1
+    parts = t.portions if f.window * t.packet < LARGE_BYTES else 2
+    return int(max(min(int(f.window / parts), BURST_BYTES // t.packet, f.chunks - f.next_new), 1))
+
+
+@compiled
+def window_full(w: World, flow: int) -> bool:
+    """Whether the window has no room for what would leave together."""
+    f = flows(w)[flow]
+    if transports(w)[f.transport].portions == 0:
+        return bool(f.inflight >= max(f.window, 1.0))
+    return bool(f.inflight > 0 and f.inflight + portion(w, flow) > f.window)
+
+
+@compiled
 def sendable(w: World, flow: int) -> bool:
     """Whether a flow may send a packet now."""
     f = flows(w)[flow]
@@ -86,7 +110,7 @@ def sendable(w: World, flow: int) -> bool:
     if t.control == PULL_PACED:
         if f.credits == 0:
             return False
-    elif t.control != UNLIMITED and f.inflight >= max(f.window, 1.0):
+    elif t.control != UNLIMITED and window_full(w, flow):
         return False
     if f.next_new < f.chunks:
         return True
@@ -143,7 +167,7 @@ def lose(w: World, flow: int, chunk: int) -> None:
     leave_outstanding(w, flow, chunk)
     f = flows(w)[flow]
     c = chunks(w)[f.first_chunk + chunk]
-    c.state, c.next = LOST, NONE
+    c.state, c.next, c.again = LOST, NONE, 1
     if f.repair_head == NONE:
         f.repair_head = chunk
     else:
@@ -167,10 +191,10 @@ def acknowledge(w: World, flow: int, chunk: int) -> bool:
 
 
 @compiled
-def overdue(w: World, flow: int) -> bool:
-    """Whether what left first of the outstanding is lost, judged by what has been acknowledged."""
+def overdue(w: World, flow: int, chunk: int) -> bool:
+    """Whether an outstanding chunk is lost, judged by what has been acknowledged."""
     f = flows(w)[flow]
-    c = chunks(w)[f.first_chunk + f.out_head]
+    c = chunks(w)[f.first_chunk + chunk]
     recovery = transports(w)[f.transport].recovery
     if recovery == BY_ORDER:
         return bool(c.order + DUPLICATES <= f.highest)
@@ -194,11 +218,12 @@ def queue_of(w: World, flow: int, cls: int) -> int:
 
 @compiled
 def chunk_class(w: World, flow: int, chunk: int) -> int:
-    """Class of a chunk: 0 for critical ones, the droppable twin for small gradients."""
+    """Class of a chunk: 0 for critical ones, the droppable twin for small gradients, which lie between the others evenly."""
     f = flows(w)[flow]
     if chunk < f.critical:
         return 0
-    return int(f.cls + TWINS) if chunk >= f.droppable_from else int(f.cls)
+    small = (chunk + 1) * f.droppable // f.chunks > chunk * f.droppable // f.chunks
+    return int(f.cls + TWINS) if small else int(f.cls)
 
 
 @compiled
@@ -210,7 +235,7 @@ def make_packet(w: World, now: int, flow: int, kind: int, cls: int) -> int:
     p.kind, p.flow, p.target, p.sent, p.cls = kind, flow, f.target, now, cls
     p.chunk, p.order, p.size = NONE, f.order, t.ack
     p.queue = queue_of(w, flow, cls)
-    p.ecn = t.ecn
+    p.ecn, p.asks = t.ecn, 1
     p.marked = p.stop = p.trimmed = 0
     p.path = pick_path(w, now, flow)
     count(w, SENT, packet)
@@ -231,20 +256,19 @@ def probe(w: World, now: int, flow: int) -> None:
     f.probing = 1
     f.repair_open = 0
     packet = make_packet(w, now, flow, PROBE, f.cls)
-    path = next_usable(w, f.source, f.target, packets(w)[packet].path)
-    enqueue(w, now, next_link(w, f.source, f.target, path), packet)
+    enqueue(w, now, next_link(w, f.source, f.target, packets(w)[packet].path), packet)
     arm_timeout(w, now, flow)
 
 
 @compiled
-def send_chunk(w: World, now: int, flow: int) -> None:
-    """A flow sends a packet; one that never repairs is done with the last."""
+def send_chunk(w: World, now: int, flow: int, asks: int) -> None:
+    """A flow sends a packet, the last of its portion or not; one that never repairs is done with the last."""
     f = flows(w)[flow]
     t = transports(w)[f.transport]
     chunk = take_chunk(w, flow)
     packet = make_packet(w, now, flow, DATA, chunk_class(w, flow, chunk))
     p = packets(w)[packet]
-    p.chunk = chunk
+    p.chunk, p.asks = chunk, asks
     p.size = t.packet - t.payload + min(t.payload, f.bytes - chunk * t.payload)
     f.wire_packets += 1
     if t.control == PULL_PACED:

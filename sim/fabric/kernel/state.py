@@ -60,25 +60,26 @@ def _struct(**fields: str) -> np.dtype[Any]:
 PACKET = _struct(
     time="sent arrives",
     int="flow chunk order size path next prev target",
-    flag="kind cls queue ecn marked stop trimmed",
+    flag="kind cls queue ecn marked stop trimmed asks",
 )
-"""``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
+"""``asks``: the last of a portion, whose round trip counts.
+``sent``: when it left its host. ``arrives``: at the end of the link that it is on. ``next``, ``prev``: in the list that it
 is in."""
 FLOW = _struct(
     time="""first_chunk rto_at stall_at ready_at start_at finished_at base_rtt latency first_successor last_cut
         newest_sent cubic_epoch freeze_until bytes""",
-    float="window threshold srtt rttvar alpha cubic_max share_marked",
-    int="""source target chunks need critical droppable_from next_new inflight acked received
+    float="window threshold srtt rttvar alpha cubic_max share_marked least_rtt least_before",
+    int="""source target chunks need critical droppable next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
-        cached cached_first wire_packets""",
+        cached cached_first wire_packets detour samples""",
     flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
         slow_start on_pull_ring""",
 )  # fmt: skip
 """One direction of one message, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``: predecessors that
 are not done."""
-CHUNK = _struct(time="sent", int="order next prev", flag="state got")
-"""A packet's worth of a flow; ``got``: the receiver has it."""
+CHUNK = _struct(time="sent", int="order next prev", flag="state got again")
+"""A packet's worth of a flow; ``got``: the receiver has it; ``again``: it has left more than once."""
 LINK = _struct(
     time="free_at delay sent_bytes data_bytes sent_packets backlog peak",
     float="ps_per_byte loss",
@@ -90,15 +91,16 @@ holds back."""
 QUEUE = _struct(int="head tail")
 """One priority of a port."""
 NODE = _struct(
-    time="used pull_at", int="up_first up_count stride waiting pull_head pull_tail", flag="pull_armed"
+    time="used pull_at", int="up_first up_count stride waiting pull_head pull_tail turn", flag="pull_armed"
 )
-"""A host or switch. ``used``: bytes in its buffer. ``waiting``: data packets at a host's ports."""
+"""A host or switch. ``used``: bytes in its buffer. ``waiting``: data packets at a host's ports. ``turn``: path that its next flow
+from a dead one takes."""
 CLASS = _struct(time="mark_min mark_max drop", float="mark_share", int="queue")
 """See ClassSpec; index: class, or class + TWINS."""
 TRANSPORT = _struct(
-    time="min_rto target deadline first_window",
+    time="min_rto target deadline first_window flow_target",
     float="target_rtts stall_rtts",
-    int="packet payload ack max_timeouts control recovery stop by_remaining ecn",
+    int="packet payload ack max_timeouts control recovery stop by_remaining ecn portions card",
 )
 """See TransportSpec."""
 EVENT = _struct(time="at sequence value")
@@ -162,6 +164,9 @@ class Arrays(NamedTuple):
     """uint64 (1): state of the generator."""
     series: Array
     """int32 (rows, L): backlogs at equal intervals."""
+    windows: Array
+    """float64 (H * H or 1): of flows in portions, the window that the last one between two hosts ended with, negative after slow
+    start; 0: none yet."""
 
     def world(self) -> World:
         """Their addresses; good while the arrays live."""

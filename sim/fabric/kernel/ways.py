@@ -48,16 +48,68 @@ def usable(w: World, source: int, target: int, path: int) -> bool:
 
 
 @compiled
-def next_usable(w: World, source: int, target: int, path: int) -> int:
+def usable_from(w: World, source: int, target: int, path: int) -> int:
     """The path itself, or the next that is usable; itself again if none is."""
-    if meta(w).known_down == 0:
-        return path
     paths = meta(w).paths
     for step in range(paths):
         candidate = (path + step) % paths
         if usable(w, source, target, candidate):
             return int(candidate)
     return path
+
+
+@compiled
+def any_usable(w: World, source: int, target: int) -> int:
+    """A usable path, each as likely; any path if none is."""
+    paths = meta(w).paths
+    count = 0
+    for path in range(paths):
+        count += usable(w, source, target, path)
+    if count == 0:
+        return below(w, paths)
+    place = below(w, count)
+    for path in range(paths):
+        if usable(w, source, target, path):
+            if place == 0:
+                return int(path)
+            place -= 1
+    return 0
+
+
+@compiled
+def unless_down(w: World, source: int, target: int, path: int) -> int:
+    """The path, or any other if routing knows that it is down: what was on it spreads over all that are left."""
+    if meta(w).known_down == 0 or usable(w, source, target, path):
+        return path
+    return any_usable(w, source, target)
+
+
+@compiled
+def detour(w: World, flow: int) -> int:
+    """The fixed path of a flow; while that is down, one that the flow keeps: any (a hash over those that are left), or, of
+    Ethereal, the next in its host's turn."""
+    f = flows(w)[flow]
+    if meta(w).known_down == 0 or usable(w, f.source, f.target, f.path):
+        f.detour = NONE
+        return int(f.path)
+    if f.detour == NONE or not usable(w, f.source, f.target, f.detour):
+        if meta(w).policy == ETHEREAL:
+            n = nodes(w)[f.source]
+            f.detour = usable_from(w, f.source, f.target, n.turn % meta(w).paths)
+            n.turn = f.detour + 1
+        else:
+            f.detour = any_usable(w, f.source, f.target)
+    return int(f.detour)
+
+
+@compiled
+def sprayed(w: World, flow: int) -> int:
+    """The next path in turn; those that are down have no turn."""
+    f = flows(w)[flow]
+    f.turn = (f.turn + 1) % meta(w).paths
+    if meta(w).known_down > 0:
+        f.turn = usable_from(w, f.source, f.target, f.turn)
+    return int(f.turn)
 
 
 @compiled
@@ -76,6 +128,18 @@ def recycled(w: World, now: int, flow: int) -> int:
 
 
 @compiled
+def recycled_usable(w: World, now: int, flow: int) -> int:
+    """REPS: as ``recycled``, but for cached paths that are down."""
+    f = flows(w)[flow]
+    path = recycled(w, now, flow)
+    looks = 0
+    while looks < f.cached and meta(w).known_down > 0 and not usable(w, f.source, f.target, path):
+        path = recycled(w, now, flow)
+        looks += 1
+    return unless_down(w, f.source, f.target, path)
+
+
+@compiled
 def pick_path(w: World, now: int, flow: int) -> int:
     """The path of a flow's next packet."""
     f = flows(w)[flow]
@@ -83,15 +147,12 @@ def pick_path(w: World, now: int, flow: int) -> int:
     if paths == 1:
         return 0
     if policy in (ECMP, ETHEREAL):
-        path = f.path
-    elif policy == SPRAY:
-        f.turn = (f.turn + 1) % paths
-        path = f.turn
-    elif policy == REPS:
-        path = recycled(w, now, flow)
-    else:
-        path = below(w, paths)
-    return next_usable(w, f.source, f.target, path)
+        return detour(w, flow)
+    if policy == SPRAY:
+        return sprayed(w, flow)
+    if policy == REPS:
+        return recycled_usable(w, now, flow)
+    return unless_down(w, f.source, f.target, below(w, paths))
 
 
 @compiled
@@ -106,17 +167,20 @@ def remember(w: World, flow: int, path: int) -> None:
 
 @compiled
 def shortest(w: World, node: int, target: int) -> int:
-    """The usable uplink with the least backlog; of equals, a random one."""
+    """The usable uplink with the least backlog; of equals, each as likely; the first if none is usable."""
     n = nodes(w)[node]
-    first = below(w, n.up_count)
-    best = ups(w)[n.up_first + first]
-    least = -1
-    for step in range(n.up_count):
-        link = ups(w)[n.up_first + (first + step) % n.up_count]
-        if links(w)[link].known and (least < 0 or links(w)[link].backlog < least):
-            beyond = down_link(w, links(w)[link].target, target)
-            if beyond == NONE or links(w)[beyond].known:
-                best, least = link, links(w)[link].backlog
+    best, least, equals = ups(w)[n.up_first], -1, 0
+    for place in range(n.up_first, n.up_first + n.up_count):
+        link = ups(w)[place]
+        backlog = links(w)[link].backlog
+        if not links(w)[link].known or (least >= 0 and backlog > least):
+            continue
+        beyond = down_link(w, links(w)[link].target, target)
+        if beyond != NONE and not links(w)[beyond].known:
+            continue
+        equals = equals + 1 if backlog == least else 1
+        if equals == 1 or below(w, equals) == 0:
+            best, least = link, backlog
     return int(best)
 
 
