@@ -13,6 +13,7 @@ from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.packet import Plan, make_plan, run_packet, run_plan
 from dblp.sim.fabric.scenario import Scenario
 from dblp.sim.fabric.splitting import sprayed_loads
+from dblp.units import Seconds
 from tests.fabric.scenarios import MODELS, POLICIES, leaf_spine, star
 
 pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes on a busy machine
@@ -358,7 +359,9 @@ def test_a_dead_paths_load_spreads_over_all_that_are_left(policy, at):
     cut = [{"link": f"leaf0-spine{spine}", "at": at} for spine in (2, 3)]
     changes = {"topology__spines": 8, "workload__size": "2M", "failures": cut, "switch": {"buffer": "16M"}}
     scenario = leaf_spine("dctcp", policy, transport__recovery="time", routing__detect=0.0, **changes)
-    known = replace(scenario, failures=tuple(replace(failure, at=0.0) for failure in scenario.failures))
+    known = replace(
+        scenario, failures=tuple(replace(failure, at=Seconds(0.0)) for failure in scenario.failures)
+    )
     ideal = make_plan(known, 0).ideal_loads
     outcome = run_packet(scenario)
     assert outcome.ended == "done"
