@@ -37,7 +37,8 @@ def premultiply(tensor: torch.Tensor, op: Any) -> torch.Tensor:
     the rest."""
     if not str(getattr(op, "op", op)).endswith("PREMUL_SUM"):
         return tensor
-    return tensor.detach().mul(op.factor)
+    _, factor = op.__getstate__()  # what it is pickled as: before torch 2.8 it has no attribute ``factor``
+    return tensor.detach().mul(factor)
 
 
 def stage_operand(tensor: torch.Tensor, op: Any) -> Staged:
