@@ -92,6 +92,7 @@ class Core:
         self.drops: Counter[Drop] = Counter()
         self.rounds = RoundBook()
         self.failed: Exception | None = None
+        self._told = False  # peers were told why
         self.gone: set[int] = set()
         self.closing: set[int] = set()  # peers that post no more receives
         self._credit_bytes = max(int(facts.receive_buffer_bytes * CREDIT_SHARE), 4096)
@@ -260,14 +261,20 @@ class Core:
         if self.failed is not None:
             return
         self.failed = error
-        for peer, sender in self.senders.items():
+        for sender in self.senders.values():
             sender.fail(error)
-            if tell and peer not in self.gone:
-                sender.queue_control(Control(Type.ABORT, 0, _encode_abort(error)))
+        if tell:
+            self._tell(error)
         for receiver in self.receivers.values():
             for message in list(receiver.messages.values()):
                 receiver.forget(message)
                 self._finish(message, error)
+
+    def _tell(self, error: Exception) -> None:
+        self._told = True
+        for peer, sender in self.senders.items():
+            if peer not in self.gone:
+                sender.queue_control(Control(Type.ABORT, 0, _encode_abort(error)))
 
     def ask_to_acknowledge(self, peers: Sequence[int]) -> None:
         """Tell peers that we are closing, and ask for signs of life."""
@@ -276,7 +283,10 @@ class Core:
         self.ping(peers)
 
     def say_goodbye(self) -> None:
-        """Queue CLOSE for all peers that have not acknowledged it."""
+        """Queue CLOSE for all peers that have not acknowledged it. A rank that leaves because a peer gave up says so first: the
+        peer's own word may still be on its way to others, who would take the leaving for the cause."""
+        if self.failed is not None and not self._told:
+            self._tell(self.failed)
         for peer in self.unaware():
             self.senders[peer].queue_control(Control(Type.CLOSE, 0))
 

@@ -58,13 +58,14 @@ def meet_by_store(store: Any, rank: int, world_size: int, timeout_s: float) -> M
 def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
     """A gloo group for the C++ calls that no Python method can receive; None where gloo is missing.
 
-    Connections are made on first use, so that a group that never falls through costs two idle threads.
+    Connections are made on first use, so that a group that never falls through costs two idle threads; torch 2.7, which cannot do
+    so, makes them at once.
     """
     if not dist.is_gloo_available():
         return None
     try:
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        options._devices = [_gloo_device()]
         options._timeout = timeout
         options._threads = 1
         inner = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
@@ -74,9 +75,16 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         RuntimeError,
         TypeError,
         AttributeError,
-    ) as error:  # no lazy devices in this torch, or no host name
+    ) as error:  # no host name, or another torch's options
         _log.debug("no gloo group behind the dblp group: %s", error)
         return None
+
+
+def _gloo_device() -> Any:
+    try:
+        return c10d.ProcessGroupGloo.create_default_device(lazy_init=True)
+    except TypeError:
+        return c10d.ProcessGroupGloo.create_default_device()
 
 
 _inner: weakref.WeakSet[Any] = weakref.WeakSet()

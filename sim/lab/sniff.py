@@ -10,6 +10,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from dblp.errors import LocalError
+from dblp.sim.lab import namespaces
 from dblp.sim.lab.hosts import Host
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.tools import LabError, find
@@ -23,8 +24,8 @@ _READY_S = 10.0
 
 @contextlib.contextmanager
 def sniffing(net: LabNetwork, host: Host, path: str) -> Iterator[None]:
-    """Write the host's UDP to ``path`` while the block runs. Raises LabError without tcpdump, LocalError for a path that cannot
-    be written."""
+    """Write the host's UDP to ``path`` while the block runs, datagram by datagram: its card joins none meanwhile. Raises LabError
+    without tcpdump, LocalError for a path that cannot be written."""
     try:
         Path(path).parent.mkdir(exist_ok=True)
         Path(path).touch()
@@ -48,6 +49,7 @@ def sniffing(net: LabNetwork, host: Host, path: str) -> Iterator[None]:
         path,
         "udp",
     ]
+    _join(host, "off")
     child = net.popen(host, argv, stdout=DEVNULL, stderr=PIPE)
     try:
         _wait_until_ready(child)
@@ -56,6 +58,11 @@ def sniffing(net: LabNetwork, host: Host, path: str) -> Iterator[None]:
         time.sleep(0.2)  # what the kernel still holds
         child.terminate()
         child.communicate()
+        _join(host, "on")
+
+
+def _join(host: Host, onoff: str) -> None:
+    namespaces.run_in(host.namespace, ["ethtool", "-K", host.interface, "gro", onoff])
 
 
 def _wait_until_ready(child: Popen[Any]) -> None:

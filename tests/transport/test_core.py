@@ -475,3 +475,26 @@ def test_an_answer_to_ping_is_a_sign_of_life():
     cores.run(until=6.0)
     assert cores.cores[0].receivers[1].heard_at == pytest.approx(5.0 + 2 * LATENCY_S)
     assert before < 2.0
+
+
+def test_who_leaves_because_a_peer_gave_up_says_so():
+    """Rank 2 gives up; rank 1 hears of it and leaves before rank 0 does: rank 0 must not take rank 1 for the cause."""
+    cores = Cores(3)
+    cores.begin()
+
+    def late(header: wire.Header, datagram: bytes, target: int) -> Fate:
+        held = header.type == Type.ABORT and header.rank == 2 and target == 0
+        return [(0.5 if held else 0.0, datagram)]
+
+    cores.tamper = late
+    data = numbers(3)
+    cores.receive(0, 1, data)
+    cores.cores[2].fail(DeadlineError("Missing: rank 7", [7]), tell=True)
+    cores.run(until=cores.now + 5 * LATENCY_S)
+    assert isinstance(cores.cores[1].failed, DeadlineError)
+    assert cores.cores[0].failed is None
+    cores.cores[1].say_goodbye()
+    cores.run(until=cores.now + 5 * LATENCY_S)
+    error = cores.outcomes["received"]
+    assert isinstance(error, DeadlineError) and list(error.ranks) == [7]
+    assert "rank 1 gave up: rank 2 gave up: Missing: rank 7" in str(error)
