@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from dblp.errors import ClosedError, DblpError, DeadlineError, MismatchError, PeerError
+from dblp.errors import ClosedError, PeerError
 from dblp.transport import wire
+from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size_mismatch
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
@@ -274,7 +274,7 @@ class Core:
         self._told = True
         for peer, sender in self.senders.items():
             if peer not in self.gone:
-                sender.queue_control(Control(Type.ABORT, 0, _encode_abort(error)))
+                sender.queue_control(Control(Type.ABORT, 0, encode_abort(error)))
 
     def ask_to_acknowledge(self, peers: Sequence[int]) -> None:
         """Tell peers that we are closing, and ask for signs of life."""
@@ -555,7 +555,7 @@ class Core:
 
     def _on_abort(self, peer: int, payload: bytes) -> None:
         self.gone.add(peer)
-        self.fail(_decode_abort(peer, payload), tell=False)
+        self.fail(decode_abort(peer, payload), tell=False)
 
     def _on_close(self, peer: int) -> None:
         """The peer leaves: what we wait for from it will not come; what we still repeat to it is pointless. A receive of a
@@ -584,33 +584,14 @@ class Core:
     # --- mismatches
 
     def _compare(self, round_: Round, peer: int, opened: wire.Open) -> None:
-        if opened.signature == round_.signature:
-            return
-        mine = round_.describe(round_.signature)
-        try:
-            theirs = round_.describe(opened.signature)
-        except Exception:  # a peer's bytes may be anything
-            theirs = "something that this version cannot read"
-        number = round_.key & 0xFFFFFFFF
-        self.fail(
-            MismatchError(
-                f"round {number}: rank {self.rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
-                "group must call the same collectives in the same order with the same sizes, dtypes and operations",
-                [self.rank, peer],
-            ),
-            tell=True,
-        )
+        if opened.signature != round_.signature:
+            self.fail(call_mismatch(round_, opened, self.rank, peer), tell=True)
 
     def _compare_spec(self, peer: int, message: Incoming) -> None:
         assert message.opened is not None and message.spec is not None
-        theirs, mine = message.opened.spec, message.spec
-        if theirs != mine:
-            what = (
-                f"{theirs.nbytes} bytes where rank {self.rank} expects {mine.nbytes}"
-                if theirs.nbytes != mine.nbytes
-                else f"a message as {theirs} where rank {self.rank} expects {mine}"
-            )
-            self.fail(MismatchError(f"rank {peer} sends {what}", [self.rank, peer]), tell=True)
+        if message.opened.spec != message.spec:
+            error = size_mismatch(message.opened.spec, message.spec, self.rank, peer)
+            self.fail(error, tell=True)
 
     # --- completion and feedback
 
@@ -711,20 +692,3 @@ class Core:
         buffer = self._buffer
         nbytes = buffer.fill_control(wire.encode_header(header), reply.payload)
         return Burst(buffer.control[:nbytes], nbytes, reply.path, 0, reply.address, buffer.control_pointer)
-
-
-def _encode_abort(error: Exception) -> bytes:
-    code = error.code if isinstance(error, DblpError) else "dblp"
-    ranks = list(getattr(error, "ranks", ()))[:64]
-    packed: bytes = msgpack.packb({"code": code, "text": str(error)[:300], "ranks": ranks})
-    return packed
-
-
-def _decode_abort(peer: int, payload: bytes) -> DblpError:
-    try:
-        body = msgpack.unpackb(payload)
-        code, text, ranks = str(body["code"]), str(body["text"]), [int(rank) for rank in body["ranks"]]
-    except Exception:  # msgpack raises many kinds on garbage
-        code, text, ranks = "dblp", "it did not say why", []
-    kind = {"deadline": DeadlineError, "mismatch": MismatchError}.get(code, PeerError)
-    return kind(f"rank {peer} gave up: {text}", ranks or [peer])

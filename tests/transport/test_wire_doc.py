@@ -5,7 +5,7 @@ from pathlib import Path
 import msgpack
 
 from dblp.errors import DeadlineError
-from dblp.transport import core, handshake, wire, wire_doc
+from dblp.transport import abort, handshake, wire, wire_doc
 from dblp.transport.handshake import Identity
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "wire.md"
@@ -35,5 +35,5 @@ def test_the_handshake_says_only_what_the_page_explains():
 
 
 def test_an_abort_says_only_what_the_page_explains():
-    body = msgpack.unpackb(core._encode_abort(DeadlineError("late", [3])))
+    body = msgpack.unpackb(abort.encode_abort(DeadlineError("late", [3])))
     assert set(body) == set(wire.ABORT_KEYS)
