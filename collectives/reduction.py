@@ -79,6 +79,7 @@ def _table() -> dict[str, DType]:
 DTYPES: dict[str, DType] = _table()
 """All element types by name."""
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
+_KNOWN: dict[tuple[np.dtype[Any], str | None], DType] = {}  # numpy makes a dtype's name anew each time
 _UFUNCS: dict[Op, np.ufunc] = {
     Op.SUM: np.add,
     Op.AVG: np.add,
@@ -97,6 +98,13 @@ def dtype_of(array: Array, name: str | None = None) -> DType:
     Raises UnsupportedError for a type that is not in the table or foreign byte order, ConfigError if ``name`` does not
     fit the array.
     """
+    known = _KNOWN.get((array.dtype, name))
+    if known is None:
+        known = _KNOWN[array.dtype, name] = _dtype_of(array, name)
+    return known
+
+
+def _dtype_of(array: Array, name: str | None) -> DType:
     wanted = array.dtype.name if name is None else name
     dtype = DTYPES.get(wanted)
     if dtype is None:

@@ -106,6 +106,7 @@ class Core:
         self._turn = 0
         window = max(self._credit_bytes // max(1, world_size - 1), 4096)
         self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
+        self._feedback_at = 0.0  # before it none is due, unless something comes
         identity = Identity(
             rank=rank, world_size=world_size, generation=generation, paths=config.paths, datagram_bytes=datagram_bytes,
             window_bytes=window,
@@ -230,7 +231,7 @@ class Core:
             receiver.forget(message)
             self._finish(message, self._left(peer))
         elif not message.closed and (message.asked or spec.nbytes > self.config.early_bytes // 2):
-            self._grant(peer, now, message)
+            self._grant(peer, now)
         return message
 
     def release(self, peer: int, message: Incoming, limit: int, now: float) -> None:
@@ -240,8 +241,7 @@ class Core:
         if message.closed or limit <= message.grant_limit:
             return
         message.grant_limit = limit
-        path = self.receivers[peer].paths[0]
-        path.due_at = min(path.due_at, now)
+        self._grant(peer, now)
 
     def ping(self, peers: Sequence[int]) -> None:
         """Ask for signs of life."""
@@ -306,6 +306,7 @@ class Core:
 
     def receive_burst(self, batch: Sequence[Slab], *, now: float) -> None:
         """Take received datagrams."""
+        self._feedback_at = 0.0
         if batch:
             self._backlog.note(now - min(slab.received_at for slab in batch), now)
         for slab in batch:
@@ -333,7 +334,8 @@ class Core:
         if self._replies:
             for reply in self._take_replies():
                 yield self._reply_burst(reply, now)
-        self._queue_feedback(now)
+        if now >= self._feedback_at:
+            self._queue_feedback(now)
         order, peers = self._order, len(self._order)
         idle = 0
         while most > 0 and idle < peers:
@@ -655,6 +657,7 @@ class Core:
         return max(self._credit_bytes // (active or max(1, self.world_size - 1)), 4096)
 
     def _queue_feedback(self, now: float) -> None:
+        next_at = float("inf")
         for _, sender, receiver in self._pairs:
             for index, path in enumerate(receiver.paths):
                 if path.unreported_bytes >= self._feedback_bytes or path.asked or path.due_at <= now:
@@ -668,15 +671,18 @@ class Core:
                                 sender.queue_control(
                                     Control(Type.FEEDBACK, 0, payload, path=way, about=index)
                                 )
+                elif path.due_at < next_at:
+                    next_at = path.due_at
+        self._feedback_at = next_at
 
     def _grants(self, receiver: PeerReceiver) -> tuple[tuple[int, int], ...]:
         grants = [(m.id, m.grant_limit) for m in receiver.messages.values() if m.posted]
         return tuple(grants[: wire.MAX_GRANTS])
 
-    def _grant(self, peer: int, now: float, message: Incoming) -> None:
-        """Tell the peer at once that a receive was posted."""
+    def _grant(self, peer: int, now: float) -> None:
+        """Tell the peer at once that a receive was posted, or has room for more."""
         path = self.receivers[peer].paths[0]
-        path.due_at = min(path.due_at, now)
+        path.due_at = self._feedback_at = min(path.due_at, now)
 
     # --- handshake datagrams
 

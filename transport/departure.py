@@ -124,8 +124,8 @@ class Departure:
             free = min(room // burst_cost, space.free_bursts(), most // message.per_burst)
             bursts = message.whole_bursts(min(TRAIN_BURSTS, free))
             if bursts >= 2:
-                ask = room - bursts * burst_cost < min(bursts * burst_cost, path.window() // 2)
-                return self._train(message, path, space, bursts, ask, now)
+                full = room - bursts * burst_cost < min(bursts * burst_cost, path.window() // 2)
+                return self._train(message, path, space, bursts, full, now)
         most = min(most, message.per_burst if room >= burst_cost else max(1, room // path.charge(stride, 1)))
         chunks: npt.NDArray[np.uint32] | None = None
         first, decides = 0, times == 1
@@ -146,7 +146,8 @@ class Departure:
         if again or times > 1:
             taken = np.arange(first, first + count, dtype=np.uint32) if chunks is None else chunks
             message.repeat(taken, times, again=again)
-        ask = room - path.charge(count * stride, count) < min(burst_cost, path.window() // 2)
+        full = room - path.charge(count * stride, count) < min(burst_cost, path.window() // 2)
+        ask = full and self._asks(message, path)
         self._stamp(message, path, count, space.next_seq, ask and decides, now)  # the last copy asks for all
         if chunks is None:
             nbytes = self._buffer.fill_run(
@@ -166,16 +167,16 @@ class Departure:
         )
 
     def _train(
-        self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, ask: bool, now: float
+        self, message: Outgoing, path: SendPath, space: SendSpace, bursts: int, full: bool, now: float
     ) -> Train:
-        """Several full bursts that leave together."""
+        """Several full bursts that leave together, after which the window is ``full``."""
         seq, chunk_bytes, source = space.next_seq, message.spec.chunk_bytes, message.source
         first, chunks = 0, None
         if message.lanes is None:
             first = message.take_bursts(bursts)
         else:
             chunks = message.take_tagged(bursts * message.per_burst)
-        self._stamp(message, path, message.per_burst, seq, ask, now)
+        self._stamp(message, path, message.per_burst, seq, full and self._asks(message, path), now)
         route = (path.path, message.cls, path.address)
         if chunks is None:
             train = self._buffer.train(message.row, source, chunk_bytes, first, bursts, seq, route)
@@ -239,6 +240,13 @@ class Departure:
         question = Control(Type.PING, 0, cls=cls, path=path.path)
         question.copies = copies
         self._outbox.control.extend([question] * copies)
+
+    def _asks(self, message: Outgoing, path: SendPath) -> bool:
+        """What has been taken off the message asks for an answer, since the window has no room for more: not where no more waits
+        for it, and nothing has been lost lately. FINAL answers then."""
+        if path.lost_lately >= CLEAN_LOSS or message.may_miss or not message.all_sent:
+            return True
+        return bool(message.repairable) or len(self._outbox.active) > 1
 
     def _stamp(self, message: Outgoing, path: SendPath, count: int, seq: int, ask: bool, now: float) -> None:
         cls = message.cls | wire.ASK if ask or message.blocked() else message.cls

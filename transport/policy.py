@@ -228,7 +228,10 @@ class Policy:
 
 def Exact() -> Policy:
     """The policy that loses nothing."""
-    return Policy()
+    return _EXACT
+
+
+_EXACT = Policy()
 
 
 def Bounded(

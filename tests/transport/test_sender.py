@@ -209,6 +209,29 @@ def test_a_full_window_asks_for_feedback():
     assert headers[-1].cls & wire.ASK
 
 
+def test_the_end_of_all_that_waits_asks_for_nothing():
+    """FINAL answers it: a window that has no room for more matters to nobody. Where something was lost lately, or more waits, it
+    asks."""
+
+    def asks(bench: Bench) -> bool:
+        return bool(data_of(bench.leave())[-1].cls & wire.ASK)
+
+    bench = Bench(window=44 * COST)
+    bench.send(numbers(40))
+    assert not asks(bench)
+    bench = Bench(window=44 * COST)
+    bench.path.lost_lately = 1.0
+    bench.send(numbers(40))
+    assert asks(bench)
+    bench = Bench(window=44 * COST)
+    bench.send(numbers(40), step=0)
+    bench.send(numbers(40), step=1)
+    assert asks(bench), "the second message waits"
+    bench = Bench(window=44 * COST)
+    bench.send(numbers(40), budget=0.1)
+    assert asks(bench), "a bounded message ends sooner for what it hears"
+
+
 def test_trains_leave_whole_and_number_their_bursts():
     bench = Bench(window=1 << 30, early=1 << 30)
     bench.send(numbers(44 * 5))
