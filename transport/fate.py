@@ -36,6 +36,7 @@ class Fates:
 
     def __init__(self, outbox: Outbox) -> None:
         self.whole = 0  # datagrams of chunks in bursts and trains that a feedback acknowledged to the last
+        self.waited_s = 0.0  # of the datagrams that a feedback acknowledged: since they left, together
         self._outbox = outbox
 
     def on_masks(self, path: SendPath, space: SendSpace, report: wire.Space, now: float) -> bool:
@@ -61,6 +62,7 @@ class Fates:
                 space.acked_sent_at = max(space.acked_sent_at, flight.sent_at)
                 arrived = got.bit_count()
                 path.acked_lately += arrived
+                self.waited_s += arrived * (now - flight.sent_at)
                 if got != flight.unacked:
                     path.release_part(flight, arrived)
                 self._on_acked(flight, got)

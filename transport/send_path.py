@@ -99,6 +99,7 @@ class SendPath:
         self.loss_at = float("inf")
         self.next_send_at = 0.0
         self.net_rtt = 0.0  # the network's share of the round trip, as last seen; 0: not yet
+        self.host_s = 0.0  # what both hosts took of the last round trip
         self._least_rtts = float("inf"), float("inf")  # of the running life and the one before
         self._least_since = 0.0  # when the running one began
         self.acked_lately = 1.0
@@ -235,6 +236,7 @@ class SendPath:
             marked_bytes=min(marked_bytes, acked_bytes),
             inflight_bytes=self.inflight_bytes,
             waiting=waiting,
+            host_s=self.host_s,
         )
 
     def loss_delay(self) -> float:

@@ -95,7 +95,7 @@ class PeerSender:
             if message is not None:
                 self.outbox.grant(message, limit)
         before = path.inflight_bytes
-        self.fates.whole = 0
+        self.fates.whole, self.fates.waited_s = 0, 0.0
         before_news = path.acked_lately
         news = {
             space.cls & 3
@@ -120,6 +120,8 @@ class PeerSender:
             rtt = wire.since_us(feedback.echo, wire.clock_us(received_at)) - held
             if rtt > 0.0:  # else the peer's clock or its holding time makes no sense
                 path.on_net_rtt(rtt, now)
+                if arrived:
+                    path.host_s = max(self.fates.waited_s / arrived - rtt, 0.0)
             marked = path.newly_marked(feedback.marked) if newer else 0
             if several is not None:
                 several.choice.on_acked(path.path, self.fates.whole, marked=marked > 0, now=now)

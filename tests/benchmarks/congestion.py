@@ -6,7 +6,8 @@ All of it takes many minutes; ``--scenarios loss,two,incast --controls delay,bbr
 
 Shares are of the link's rate, payload of chunks only (headers are 3.3 % of a datagram). ``lan``: 1 Gb/s, 0.1 ms round trip, a
 buffer of 256 KiB; ``wan``: 200 Mb/s, 20 ms, 512 KiB. ``loss``: one flow at 1 % random loss, ``late``: seen from 2 s on, where
-slow growth has ended; ``two``: the second begins 0.1 s after the first; ``incast``: 16 senders to one receiver at once;
+slow growth has ended; ``busy``: hosts that read every 4 ms, 300 Mb/s, a buffer of 512 KiB; ``shallow``: that read every 0.5 ms,
+1 Gb/s, a buffer of 128 KiB; ``two``: the second begins 0.1 s after the first; ``incast``: 16 senders to one receiver at once;
 ``cubic``, ``reno``: beside a TCP-like flow.
 """
 
@@ -18,12 +19,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from tests.sim.flows import LAN, WAN, Share, beside_tcp, incast, lossy, two
+from tests.sim.flows import BUSY, LAN, SHALLOW, WAN, Share, beside_tcp, incast, lossy, two
 
 SCENARIOS: dict[str, Callable[[str], Share]] = {
     "loss": lambda control: lossy(control, LAN, warm_up_s=0.1, seconds=0.4),
     "loss-wan": lambda control: lossy(control, WAN, warm_up_s=0.5, seconds=1.5),
     "loss-wan-late": lambda control: lossy(control, WAN, warm_up_s=2.0, seconds=1.0),
+    "busy": lambda control: lossy(control, BUSY, warm_up_s=0.5, seconds=0.5, loss=0.0),
+    "shallow": lambda control: lossy(control, SHALLOW, warm_up_s=0.5, seconds=0.5, loss=0.0),
     "two": lambda control: two(control, LAN, warm_up_s=0.3, seconds=0.5, apart_s=0.1),
     "incast": lambda control: incast(control, LAN, senders=16, warm_up_s=0.02, seconds=0.4),
     "cubic": lambda control: beside_tcp(control, LAN, kind="cubic", warm_up_s=0.3, seconds=0.7),

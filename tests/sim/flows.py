@@ -39,6 +39,9 @@ class Setting:
     """Of the way back, as of the hosts' schedulers: without any, flows that are clocked by each other's departures lock into
     a pattern (Floyd and Jacobson, "On Traffic Phase Effects in Packet-Switched Gateways", 1992)."""
 
+    processing_s: float = 0.0
+    """Time from a datagram's arrival to its read, on all hosts: their processors have other work."""
+
     def switch_port(self) -> SwitchPort:
         return SwitchPort(
             rate_bps=self.rate_bps,
@@ -58,6 +61,12 @@ WAN = Setting(
 )
 """Marks begin above a seventh of what is in flight, 71 KB: below it DCTCP leaves the link idle (Alizadeh et al., SIGCOMM 2010,
 section 3.3); with 64 KiB it was seen to take 56 %."""
+
+
+BUSY = Setting(rate_bps=3e8, queue_bytes=512 * 1024, processing_s=4e-3)
+"""Hosts with other work, which read every 4 ms."""
+SHALLOW = Setting(queue_bytes=128 * 1024, processing_s=0.5e-3)
+"""Hosts that read in time, as far as interpreters do, and a small buffer: it is full before a round trip is long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +114,9 @@ class World:
         self.config = TransportConfig(
             congestion=congestion, seed=seed, rate_bps=setting.rate_bps * (congestion == "fixed")
         )
-        self.host = HostSpec(egress_bps=4.0 * setting.rate_bps, send_buffer_bytes=256 * 1024)
+        self.host = HostSpec(
+            egress_bps=4.0 * setting.rate_bps, send_buffer_bytes=256 * 1024, processing_s=setting.processing_s
+        )
         self.network = Network(
             asyncio.get_running_loop(), seed, link=Link(latency_s=setting.latency_s), host=self.host
         )

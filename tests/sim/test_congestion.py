@@ -15,7 +15,7 @@ from dblp.sim.loop import run
 from dblp.sim.port import HostSpec, Link, Network, SwitchPort
 from dblp.sim.tcp import TcpFlow
 from dblp.transport.port import Burst
-from tests.sim.flows import LAN, WAN, beside_tcp, incast, lossy, two
+from tests.sim.flows import BUSY, LAN, SHALLOW, WAN, beside_tcp, incast, lossy, two
 
 CONTROLS = ["delay", "bbr", "dctcp"]
 
@@ -31,6 +31,21 @@ def test_random_loss_leaves_nine_tenths_of_the_link(control):
 @pytest.mark.parametrize("control", ["delay", "bbr"])
 def test_random_loss_on_a_long_path_leaves_nine_tenths_of_the_link(control):
     assert lossy(control, WAN, warm_up_s=0.5, seconds=1.5).total >= 0.9
+
+
+@pytest.mark.parametrize("control", ["delay", "bbr"])
+def test_hosts_that_read_late_fill_the_link(control):
+    """What the hosts take of a round trip is bridged by the window: without that, a fifth of the link was taken, by ``bbr`` a
+    sixteenth."""
+    share = lossy(control, BUSY, warm_up_s=0.5, seconds=0.3, loss=0.0)
+    assert share.total >= 0.75
+
+
+def test_a_buffer_that_is_soon_full_is_not_overrun():
+    """Windows leave in bursts, so most round trips are long and some are not: three fifths were lost, unheeded."""
+    share = lossy("delay", SHALLOW, warm_up_s=0.5, seconds=0.3, loss=0.0)
+    assert share.total >= 0.85
+    assert share.lost <= 0.06
 
 
 @pytest.mark.slow

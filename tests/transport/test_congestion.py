@@ -13,6 +13,7 @@ from dblp.transport.congestion.bbr import BbrControl
 from dblp.transport.congestion.dctcp import DctcpControl
 from dblp.transport.congestion.delay import INITIAL_WINDOW_BYTES, MAX_WINDOW_BYTES, DelayControl
 from dblp.transport.congestion.fixed import FixedControl
+from dblp.transport.congestion.host_time import HOST_SAMPLES, MOST_HOST_S, HostTime
 
 RTT_S = 1e-3
 RAISED_S = 1.4e-3
@@ -66,6 +67,42 @@ def test_a_queue_ends_slow_start_and_shrinks_the_window_once_a_round_trip():
     assert cc.window_bytes == after, "within the same round trip"
     feed(cc, QUEUED_S, 1, now=now + 1.1 * QUEUED_S)
     assert cc.window_bytes < after
+
+
+def test_a_queue_that_drains_while_hosts_are_busy_is_none():
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    top, late_s = cc.window_bytes, 0.9 * QUEUED_S
+    for _ in range(20):
+        now += QUEUED_S
+        cc.on_acked(BURST, QUEUED_S, now=now, host_s=late_s)
+    assert cc.window_bytes > top
+    cc.on_acked(BURST, QUEUED_S, now=now + QUEUED_S, host_s=0.0)
+    assert cc.window_bytes < 2.0 * top, "the hosts keep up again"
+
+
+def test_one_host_that_lost_its_processor_is_not_busy():
+    host = HostTime()
+    for sample in (0.0, *[5e-3] * (HOST_SAMPLES - 1)):
+        host.update(sample)
+    assert host.value_s == 0.0
+    host.update(4e-3)
+    assert host.value_s == 4e-3
+    for _ in range(HOST_SAMPLES):
+        host.update(3600.0)
+    assert host.value_s == MOST_HOST_S, "a host that has stopped"
+
+
+def test_loss_counts_where_most_round_trips_are_raised():
+    """A window that leaves in bursts meets the queue at all lengths: a short one now and then does not excuse the loss."""
+    cc = control()
+    now = feed(cc, RTT_S, 10)
+    for rtt_s in [RTT_S, *[RAISED_S] * 5, RTT_S, RAISED_S]:
+        now += RTT_S
+        cc.on_acked(BURST, rtt_s, now=now)
+    before = cc.window_bytes
+    cc.on_lost(int(before), now=now + RTT_S)
+    assert cc.window_bytes < before
 
 
 def test_after_a_queue_growth_is_additive():

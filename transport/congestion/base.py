@@ -25,11 +25,13 @@ class CongestionControl(Protocol):
         marked_bytes: int = 0,
         inflight_bytes: int = 0,
         waiting: bool = True,
+        host_s: float = 0.0,
     ) -> None:
         """Bytes were acknowledged; ``rtt_s`` is the network's share of the round trip (time held at the ends excluded).
 
         ``marked_bytes``: how many of them came with a congestion mark (ECN's CE); ``inflight_bytes``: what is still in
-        flight; ``waiting``: more waits to be sent, so that the network and not the application sets the pace.
+        flight; ``waiting``: more waits to be sent, so that the network and not the application sets the pace; ``host_s``: how
+        long what was acknowledged waited for its acknowledgement beyond ``rtt_s``, in the hosts.
         """
 
     def on_lost(self, lost_bytes: int, *, now: float) -> None:

@@ -28,6 +28,7 @@ from collections import deque
 from typing import ClassVar
 
 from dblp.transport.config import TransportConfig
+from dblp.transport.congestion.host_time import HostTime
 from dblp.transport.congestion.round_trip import LeastRoundTrip
 
 HIGH_GAIN = 2.885
@@ -76,6 +77,7 @@ class BbrControl:
         """Estimate of the path's bandwidth, bits of UDP payload per second; 0 before the first sample."""
         self._least = LeastRoundTrip()
         self._window_before = 0.0  # PROBE_RTT
+        self._host = HostTime()
         self.mode = Mode.STARTUP
         self._pacing_gain = HIGH_GAIN
         self._window_gain = HIGH_GAIN
@@ -99,9 +101,11 @@ class BbrControl:
         marked_bytes: int = 0,
         inflight_bytes: int = 0,
         waiting: bool = True,
+        host_s: float = 0.0,
     ) -> None:
         """A sample of the delivery rate and of the round trip, and the state that follows from them."""
         self._delivered += acked_bytes
+        self._host.update(host_s)
         if not waiting:
             self._limited_until = self._delivered + inflight_bytes
         round_began = self._sample(rtt_s, now)
@@ -162,8 +166,9 @@ class BbrControl:
         self.bandwidth_bps = best[0][1]
 
     def _product(self, gain: float = 1.0) -> float:
-        """``gain`` times the bandwidth-delay product, bytes."""
-        return gain * self.bandwidth_bps * self.min_rtt_s / 8.0
+        """``gain`` times the bandwidth-delay product, bytes; what the hosts take of a round trip keeps the window as full as the
+        network does."""
+        return gain * self.bandwidth_bps * (self.min_rtt_s + self._host.value_s) / 8.0
 
     # --- states
 

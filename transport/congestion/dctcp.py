@@ -78,6 +78,7 @@ class DctcpControl:
         marked_bytes: int = 0,
         inflight_bytes: int = 0,
         waiting: bool = True,
+        host_s: float = 0.0,
     ) -> None:
         """Shrink on the first mark of a window, else grow: a datagram a window, or exponentially in slow start."""
         self._rtt_s = rtt_s

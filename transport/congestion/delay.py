@@ -8,7 +8,8 @@ only to avoid collapse". Differences from Swift:
 - No hop scaling of the target: nothing tells hops here. Round trips up to ``TARGET_S`` are alike to it, as in Swift, so that who
   came when the queue was full gets no more; longer ones have a target above the least round trip, which is probed for.
 - Slow start; a window is never less than two datagrams, and is paced only where round trips are long.
-- Plain loss is not congestion (the protocol tolerates it), loss beside a raised delay is.
+- Swift keeps a window for the network and one for the hosts; here the target grows by what the hosts take (``host_time``).
+- Plain loss is not congestion (the protocol tolerates it), loss while most round trips are raised is.
 - Flows that fill every queue (TCP's) push one that heeds delay to its floor. If the queue stays long however small the
   window is, the control competes as Reno does until the queue is gone or the next probe (the idea is that of Copa's
   competitive mode: Arun and Balakrishnan, NSDI 2018).
@@ -17,11 +18,13 @@ only to avoid collapse". Differences from Swift:
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from typing import ClassVar
 
 from dblp.transport.config import TransportConfig
 from dblp.transport.congestion.base import heavy_loss
+from dblp.transport.congestion.host_time import HostTime
 from dblp.transport.congestion.round_trip import LeastRoundTrip
 
 INITIAL_WINDOW_BYTES = 64 * 1024
@@ -44,7 +47,7 @@ BETA = 0.8
 LOSS_SHARE = 0.05
 """Loss below this share is taken for random even when the queue is not empty."""
 LOSS_DELAY_S = 2.5e-4
-"""Loss is taken for congestion only while the delay is raised by at least this: half of what a full 64 KiB queue takes to
+"""Loss is taken for congestion only while most delays are raised by at least this: half of what a full 64 KiB queue takes to
 drain at 1 Gb/s."""
 LOSS_DECREASE = 0.7
 """CUBIC's factor on loss (RFC 9438): Swift halves on retransmission timeouts only."""
@@ -56,6 +59,9 @@ PACED_RTT_S = 2e-3
 SMALL_WINDOW_BYTES = 256 * 1024
 """Windows below this, and paced ones, leave in portions: a whole window at once, its answers at once, would be a queue that
 comes and goes."""
+PACING_GAIN = 1.25
+"""A paced window leaves in four fifths of a round trip, in slow start in half of one: as fast as it comes back, it would never be
+full; faster, it is a burst again."""
 PORTIONS = 4
 """The least number of them."""
 PATIENCE_ROUND_TRIPS = 32.0
@@ -80,6 +86,7 @@ class DelayControl:
         self._near_s = 0.0  # queueing that counts as next to none
         self._rtt = 0.0
         self._samples: deque[float] = deque(maxlen=FILTER_SAMPLES)
+        self._host = HostTime()
         self._slow_start = True
         self._decreased_at = -1.0
         self._low_since = float(
@@ -98,14 +105,17 @@ class DelayControl:
         marked_bytes: int = 0,
         inflight_bytes: int = 0,
         waiting: bool = True,
+        host_s: float = 0.0,
     ) -> None:
         """Additive increase below the target (exponential in slow start), proportional decrease above it."""
         self._samples.append(rtt_s)
+        self._host.update(host_s)
         rtt_s = self._rtt = min(self._samples)
+        host_s = self._host.value_s
         self._acked += acked_bytes
         if self._probe(rtt_s, now):
             return
-        target = self._target
+        target = self._target + host_s
         if self.window_bytes < FLOW_DATAGRAMS * self._datagram:
             scaled = FLOW_TARGET_S * ((self._datagram / self.window_bytes) ** 0.5 - FLOW_DATAGRAMS**-0.5)
             target += min(scaled, MOST_FLOW_TARGET_S)
@@ -115,10 +125,10 @@ class DelayControl:
         elif self._slow_start:
             self._set_window(self.window_bytes + acked_bytes)
         else:
-            self._increase(acked_bytes, rtt_s < self._known + self._near_s)
+            self._increase(acked_bytes, rtt_s < self._known + self._near_s + host_s)
 
     def on_lost(self, lost_bytes: int, *, now: float) -> None:
-        """Shrink only if much is lost while the queue is not empty; when competing, on any loss."""
+        """Shrink only if much is lost while the queue is seldom empty; when competing, on any loss."""
         self._lost += lost_bytes
         if self.competing:
             self._decrease(LOSS_DECREASE, now)
@@ -128,15 +138,21 @@ class DelayControl:
             return
         heavy = heavy_loss(self._lost / self._datagram, total / self._datagram, LOSS_SHARE)
         self._lost = self._acked = 0
-        if heavy and self._rtt > self._known + max(LOSS_DELAY_S, self._near_s):
+        # Not the least: what leaves in bursts meets the queue at all lengths.
+        if (
+            heavy
+            and self._samples
+            and statistics.median(self._samples) > self._known + max(LOSS_DELAY_S, self._near_s)
+        ):
             self._slow_start = False
             self._decrease(LOSS_DECREASE, now)
 
     def pacing_bps(self) -> float:
-        """Twice the window a round trip, where round trips are long enough to be worth a timer."""
-        if self._rtt < PACED_RTT_S:
+        """A little more than a window a round trip, where round trips are long enough to be worth a timer."""
+        whole_s = self._rtt + self._host.value_s
+        if whole_s < PACED_RTT_S:
             return 0.0
-        return 16.0 * self.window_bytes / self._rtt
+        return 8.0 * (2.0 if self._slow_start else PACING_GAIN) * self.window_bytes / whole_s
 
     def _probe(self, rtt_s: float, now: float) -> bool:
         """Follow the least round trip; True while it is probed for, with the window at its floor."""
@@ -180,5 +196,5 @@ class DelayControl:
 
     def _set_window(self, window_bytes: float) -> None:
         self.window_bytes = min(max(window_bytes, self._floor), MAX_WINDOW_BYTES)
-        apart = self.window_bytes < SMALL_WINDOW_BYTES or self._rtt >= PACED_RTT_S
+        apart = self.window_bytes < SMALL_WINDOW_BYTES or self._rtt + self._host.value_s >= PACED_RTT_S
         self.quantum_bytes = self.window_bytes / PORTIONS if apart else math.inf

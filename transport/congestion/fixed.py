@@ -27,6 +27,7 @@ class FixedControl:
         marked_bytes: int = 0,
         inflight_bytes: int = 0,
         waiting: bool = True,
+        host_s: float = 0.0,
     ) -> None:
         """No reaction."""
 
