@@ -21,6 +21,10 @@ from dblp.transport.port import Burst
 from dblp.transport.send_path import ASK_GAP_S, SendPath
 from dblp.transport.wire import Type
 
+TICK_S = 1e-3
+"""How late a timer may be: what is paced makes up for no more than that."""
+CATCH_UP_BYTES = 64 * 1024
+"""What is paced leaves at once, where it is late, up to this or half a portion: more overruns small buffers."""
 CHEAP_BYTES = 32 * 1024
 """What copies of a few chunks may take together, whatever their number: half a burst."""
 
@@ -219,7 +223,8 @@ class Departure:
             path.arm_probe(now)
         pace = path.congestion.pacing_bps()
         if pace and flight.message is not None:
-            path.next_send_at = max(path.next_send_at, now - 1e-3) + 8.0 * flight.nbytes / pace
+            late_s = min(TICK_S, 8.0 * max(CATCH_UP_BYTES, path.congestion.quantum_bytes / 2) / pace)
+            path.next_send_at = max(path.next_send_at, now - late_s) + 8.0 * flight.nbytes / pace
 
     def _times(self, message: Outgoing, path: SendPath, again: bool, now: float) -> int:
         """How often what leaves next is to leave: once, but on a path that has just lost much. There it leaves in copies for

@@ -56,6 +56,8 @@ FILTER_SAMPLES = 8
 a queue delays them all."""
 PACED_RTT_S = 2e-3
 """Round trip from which bursts are paced: shorter ones are not worth a timer."""
+OVERRUN_S = 10.0
+"""How long a buffer that was overrun is remembered."""
 SMALL_WINDOW_BYTES = 256 * 1024
 """Windows below this, and paced ones, leave in portions: a whole window at once, its answers at once, would be a queue that
 comes and goes."""
@@ -93,6 +95,8 @@ class DelayControl:
             "inf"
         )  # since when the queue has been too long although the window is at its floor
         self._before_probe = 0.0  # the window, before a probe for the least round trip; 0: there is none
+        self._overran = False  # a buffer, of late
+        self._overran_at = float("-inf")
         self._acked = 0
         self._lost = 0
 
@@ -112,6 +116,7 @@ class DelayControl:
         self._host.update(host_s)
         rtt_s = self._rtt = min(self._samples)
         host_s = self._host.value_s
+        self._overran = now - self._overran_at < OVERRUN_S
         self._acked += acked_bytes
         if self._probe(rtt_s, now):
             return
@@ -145,14 +150,20 @@ class DelayControl:
             and statistics.median(self._samples) > self._known + max(LOSS_DELAY_S, self._near_s)
         ):
             self._slow_start = False
+            self._overran_at = now
             self._decrease(LOSS_DECREASE, now)
 
     def pacing_bps(self) -> float:
         """A little more than a window a round trip, where round trips are long enough to be worth a timer."""
-        whole_s = self._rtt + self._host.value_s
-        if whole_s < PACED_RTT_S:
+        if self._paced_rtt() < PACED_RTT_S:
             return 0.0
-        return 8.0 * (2.0 if self._slow_start else PACING_GAIN) * self.window_bytes / whole_s
+        gain = 2.0 if self._slow_start else PACING_GAIN
+        return 8.0 * gain * self.window_bytes / (self._rtt + self._host.value_s)
+
+    def _paced_rtt(self) -> float:
+        """The round trip over which a window leaves: the network's, and what busy hosts make of it where their bursts have
+        overrun a buffer. Elsewhere each portion would only cost them a turn more."""
+        return self._rtt + (self._host.value_s if self._overran else 0.0)
 
     def _probe(self, rtt_s: float, now: float) -> bool:
         """Follow the least round trip; True while it is probed for, with the window at its floor."""
@@ -196,5 +207,5 @@ class DelayControl:
 
     def _set_window(self, window_bytes: float) -> None:
         self.window_bytes = min(max(window_bytes, self._floor), MAX_WINDOW_BYTES)
-        apart = self.window_bytes < SMALL_WINDOW_BYTES or self._rtt + self._host.value_s >= PACED_RTT_S
+        apart = self.window_bytes < SMALL_WINDOW_BYTES or self._paced_rtt() >= PACED_RTT_S
         self.quantum_bytes = self.window_bytes / PORTIONS if apart else math.inf
