@@ -265,19 +265,21 @@ class Departure:
         message.paths.add(path.path)
         if not first_time:
             if message.all_sent and not message.repairable:
-                message.end_due.extend([path.path] * path.question_copies())
+                ways = sorted(message.paths) if message.passes else [path.path]
+                message.end_due.extend(ways * path.question_copies())
         elif message.all_sent and self._ends(message) and not self._says_last(message, path):
             message.end_due.extend(sorted(message.paths))
 
     @staticmethod
     def _ends(message: Outgoing) -> bool:
         """Worth an END: a message of one burst is answered by FINAL as soon."""
-        return message.spec.chunks > message.per_burst or message.may_miss > 0
+        return message.passes or message.spec.chunks > message.per_burst or message.may_miss > 0
 
     @staticmethod
     def _says_last(message: Outgoing, path: SendPath) -> bool:
-        """The burst that has just been taken off the message is its last, and may say so: if it is lost, only a timeout tells."""
-        return path.lost_lately < CLEAN_LOSS and message.paths <= {path.path}
+        """The burst that has just been taken off the message is its last, and may say so: if it is lost, only a timeout tells. A
+        pass of repairs ends with a question of its own, which is no chunk (MLT and DBLP send it over TCP)."""
+        return not message.passes and path.lost_lately < CLEAN_LOSS and message.paths <= {path.path}
 
     def _bundle(self, now: float) -> Burst | None:
         """What waits in ``control`` for one path and class, as the records of one datagram. Copies of one thing never share a

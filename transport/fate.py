@@ -180,5 +180,6 @@ class Fates:
             if flight.decides:
                 message.loss_share = path.heavy_share
                 message.add_lost(flight.chunks_at(flight.unacked))
-            self._outbox.end_again(message, path)
+            if not message.passes:  # there its END is behind it already
+                self._outbox.end_again(message, path)
             self._outbox.wake(message)
