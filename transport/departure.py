@@ -206,8 +206,10 @@ class Departure:
     ) -> None:
         """``count`` datagrams, or ``bursts`` times as many, leave as the space's next; the arguments are ``Flight``'s."""
         flight = Flight(
-            space.next_seq, count, nbytes, now, message, first, chunks, control, cost, bursts, decides=decides
-        )
+            space.next_seq, count, nbytes, now, message, first, chunks, control, cost, bursts,
+            decides=decides, order=path.flown,
+        )  # fmt: skip
+        path.flown += 1
         space.next_seq += flight.bursts
         space.flights.append(flight)
         path.inflight_bytes += flight.nbytes
@@ -261,13 +263,14 @@ class Departure:
 
     def _note_sent(self, message: Outgoing, path: SendPath, first_time: bool) -> None:
         """After the last of what can leave, END asks at once what came: of large or bounded messages, and of repairs. Where
-        nothing has been lost lately, the last burst has said so itself (``wire.LAST``)."""
+        nothing has been lost lately, the last burst has said so itself (``wire.LAST``); of a bounded message END says it too: its
+        receiver waits for that once its bound is met, and a burst of loss that begins with this message would cost a timeout."""
         message.paths.add(path.path)
         if not first_time:
             if message.all_sent and not message.repairable:
                 ways = sorted(message.paths) if message.passes else [path.path]
                 message.end_due.extend(ways * path.question_copies())
-        elif message.all_sent and self._ends(message) and not self._says_last(message, path):
+        elif message.all_sent and self._ends(message) and (message.may_miss or not self._says_last(message, path)):
             message.end_due.extend(sorted(message.paths))
 
     @staticmethod

@@ -42,7 +42,7 @@ def test_where_datagrams_are_lost_end_follows_the_last_burst():
 def test_a_last_burst_of_which_only_a_part_came_is_asked_for():
     bench = Bench()
     bench.send(numbers(100.5))
-    headers = data_of(bench.leave())
+    headers = bench.leave()
     bench.now += RTT_S
     bench.feedback(*[h for h in headers if h.chunk != 99])
     assert [header.type for header in bench.leave()] == [Type.END]
