@@ -53,6 +53,8 @@ LOWS = {"resnet": 0.024}
 """P_low of each leg where it is not 0.8 %, as in DBLP."""
 IMAGES_BATCH = 96
 """Of the digits: an epoch of 14 steps."""
+READS = 50
+"""Reads of a receiver in the time that a gradient takes over a link."""
 TESTS_PER_EPOCH = 2
 COMPUTE_SHARES = (0.0, 0.25, 1.0)
 """Computing, as shares of MLT's mean round without a burst, for which savings are told."""
@@ -119,7 +121,9 @@ def experiment(options: argparse.Namespace, samples: Samples, name: str, model: 
     recipe, epoch_steps = recipe_of(default_data(model), model), options.epoch_steps
     layers = layout(samples.build(model, seed=seed))
     elements = int(layers.bounds[-1])
-    star = Star(rate_bps=8.0 * 4 * elements / options.transfer, read_s=options.transfer / 10)
+    star = Star(
+        rate_bps=8.0 * 4 * elements / options.transfer, delay_s=options.delay, read_s=options.transfer / READS
+    )
     compute_s = options.compute * options.transfer
     bursts = frozenset(int(share * options.epochs) * epoch_steps for share in BURST_EPOCHS)
     chosen = arm(name, LOWS.get(model, 0.008), options.algorithm)
@@ -189,6 +193,8 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "clean_energy_lost": float(np.mean([step.energy_lost for step in clean])),
             "tolerant_share": float(np.mean([step.tolerant for step in run.steps])),
             "rounds_s": [step.seconds for step in run.steps],
+            "burst_steps": [number for number, step in enumerate(run.steps) if step.burst],
+            "compute_s": run.compute_s,
             "tested_at": run.tested_at.tolist(),
             "accuracies": run.accuracies.tolist(),
             "communication_s": run.communication_s.tolist(),
@@ -248,6 +254,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--epoch-steps", type=int, default=14, help="steps of one: what phases follow")
     parser.add_argument(
         "--transfer", type=float, default=0.005, help="seconds that a gradient takes over one link"
+    )
+    parser.add_argument(
+        "--delay", type=float, default=31e-6, help="seconds of each link; a datagram crosses two of them one way"
     )
     parser.add_argument("--compute", type=float, default=2.0, help="computing of a step, in transfers")
     parser.add_argument(

@@ -49,11 +49,13 @@ def test_a_last_burst_of_which_only_a_part_came_is_asked_for():
 
 
 def test_a_lost_end_of_a_message_whose_bound_is_met_is_said_again():
-    """The last burst said LAST and was lost; then END is: nothing is repaired, and the receiver waits for it."""
+    """The last burst said LAST and was lost, and so was END behind it; then END is: nothing is repaired, and the receiver waits
+    for it."""
     bench = Bench()
     bench.send(numbers(100), budget=0.5)
     headers = bench.leave()
-    assert headers[-1].cls & wire.LAST
+    assert headers[-2].cls & wire.LAST
+    assert headers[-1].type == Type.END
     for _ in range(3):
         bench.now += 0.05
         bench.sender.queue_control(Control(Type.PING, 0, cls=headers[-1].cls & 3))
