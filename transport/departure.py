@@ -270,7 +270,11 @@ class Departure:
             if message.all_sent and not message.repairable:
                 ways = sorted(message.paths) if message.passes else [path.path]
                 message.end_due.extend(ways * path.question_copies())
-        elif message.all_sent and self._ends(message) and (message.may_miss or not self._says_last(message, path)):
+        elif (
+            message.all_sent
+            and self._ends(message)
+            and (message.may_miss or not self._says_last(message, path))
+        ):
             message.end_due.extend(sorted(message.paths))
 
     @staticmethod

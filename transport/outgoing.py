@@ -402,8 +402,8 @@ class Outgoing:
             self._set_lost(np.union1d(self.lost, fresh).astype(np.uint32, copy=False))
 
     def turn_pass(self) -> bool:
-        """Begin the next pass, if repairs go in passes and all that has left is known to have arrived or not: what is missing goes
-        again, if more is than may be, and critical chunks in any case. True if something waits to leave now."""
+        """Begin the next pass, if repairs go in passes and all that has left is known to have arrived or not: what is missing
+        goes again, if more is than may be, and critical chunks in any case. True if something waits to leave now."""
         if not len(self.missed) or len(self.lost) or self.fresh:
             return False
         self.missed = self.missed[~self.acked[self.missed]]

@@ -32,7 +32,9 @@ def test_evidence_of_a_loss_moves_nothing_before_the_probe_is_answered():
         bench.now += 1e-3
     probe = headers[-1]
     assert probe.type == Type.END
-    assert not any(h.cls & wire.LAST for h in headers), "the probe is no chunk: losses of chunks do not take it"
+    assert not any(h.cls & wire.LAST for h in headers), (
+        "the probe is no chunk: losses of chunks do not take it"
+    )
     bench.now += RTT_S
     bench.feedback(*[h for h in data_of(headers) if 32 <= h.chunk < 36])
     assert out.missed.tolist() == list(range(32))

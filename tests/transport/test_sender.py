@@ -30,6 +30,16 @@ def test_open_leaves_before_the_chunks_and_the_last_burst_says_that_it_is_the_la
     assert headers[-1].type == Type.DATA
 
 
+def test_of_a_bounded_message_end_follows_the_last_burst_on_a_clean_path_too():
+    """Its receiver waits for either; a burst of loss that begins now may take one of them."""
+    bench = Bench()
+    bench.send(numbers(100.5), budget=0.1)
+    headers = bench.leave()
+    assert headers[-1].type == Type.END
+    assert headers[-2].cls & wire.LAST
+    assert [header.type for header in headers].count(Type.END) == 1
+
+
 def test_where_datagrams_are_lost_end_follows_the_last_burst():
     bench = Bench()
     bench.path.lost_lately = 3.0
