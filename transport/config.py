@@ -32,6 +32,8 @@ _log = logging.getLogger("dblp")
 _warned: set[str] = set()
 """Unknown variables that this process has spoken of."""
 
+EVIDENCE, PASSES = "evidence", "passes"
+REPAIRS = (EVIDENCE, PASSES)
 MAX_COPIES = 16
 """Of 90 % loss, 16 copies leave 19 %: more are not worth their bytes."""
 
@@ -73,6 +75,10 @@ class TransportConfig:
     copies: int = 8
     """Most copies of a chunk that leave in one go while a path loses more than a tenth of what it takes: as many as the loss
     calls for and the window has room for. 1: none, each waits for the answer to the one before."""
+    repair: str = "evidence"
+    """When a lost chunk of a bounded message goes again, by name: ``evidence`` (as soon as a later arrival says that it is lost,
+    and as many as the bound needs) or ``passes`` (MLT's and DBLP's probe and bitmap: all that is missing, once all that has left
+    is known to have arrived or not)."""
     ifname: str = ""
     """Interface or address to use; empty: the one on the route to the master. Of several, ``eth0,eth1``, the paths take turns:
     path i of one rank meets path i of another, so list them in the same order everywhere."""
@@ -105,6 +111,8 @@ class TransportConfig:
             raise ConfigError("path_chunks must not be negative, leaf_ranks at least 1")
         _check_path_choice(self.path_choice)
         _check_congestion(self.congestion)
+        if self.repair not in REPAIRS:
+            raise ConfigError(f"repair={self.repair!r}: known are {', '.join(map(repr, REPAIRS))}")
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")

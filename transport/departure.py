@@ -210,8 +210,10 @@ class Departure:
     ) -> None:
         """``count`` datagrams, or ``bursts`` times as many, leave as the space's next; the arguments are ``Flight``'s."""
         flight = Flight(
-            space.next_seq, count, nbytes, now, message, first, chunks, control, cost, bursts, decides=decides
-        )
+            space.next_seq, count, nbytes, now, message, first, chunks, control, cost, bursts,
+            decides=decides, order=path.flown,
+        )  # fmt: skip
+        path.flown += 1
         space.next_seq += flight.bursts
         space.flights.append(flight)
         path.inflight_bytes += flight.nbytes
@@ -266,23 +268,30 @@ class Departure:
 
     def _note_sent(self, message: Outgoing, path: SendPath, first_time: bool) -> None:
         """After the last of what can leave, END asks at once what came: of large or bounded messages, and of repairs. Where
-        nothing has been lost lately, the last burst has said so itself (``wire.LAST``)."""
+        nothing has been lost lately, the last burst has said so itself (``wire.LAST``); of a bounded message END says it too: its
+        receiver waits for that once its bound is met, and a burst of loss that begins with this message would cost a timeout."""
         message.paths.add(path.path)
         if not first_time:
             if message.all_sent and not message.repairable:
-                message.end_due.extend([path.path] * path.question_copies())
-        elif message.all_sent and self._ends(message) and not self._says_last(message, path):
+                ways = sorted(message.paths) if message.passes else [path.path]
+                message.end_due.extend(ways * path.question_copies())
+        elif (
+            message.all_sent
+            and self._ends(message)
+            and (message.may_miss or not self._says_last(message, path))
+        ):
             message.end_due.extend(sorted(message.paths))
 
     @staticmethod
     def _ends(message: Outgoing) -> bool:
         """Worth an END: a message of one burst is answered by FINAL as soon."""
-        return message.spec.chunks > message.per_burst or message.may_miss > 0
+        return message.passes or message.spec.chunks > message.per_burst or message.may_miss > 0
 
     @staticmethod
     def _says_last(message: Outgoing, path: SendPath) -> bool:
-        """The burst that has just been taken off the message is its last, and may say so: if it is lost, only a timeout tells."""
-        return path.lost_lately < CLEAN_LOSS and message.paths <= {path.path}
+        """The burst that has just been taken off the message is its last, and may say so: if it is lost, only a timeout tells. A
+        pass of repairs ends with a question of its own, which is no chunk (MLT and DBLP send it over TCP)."""
+        return not message.passes and path.lost_lately < CLEAN_LOSS and message.paths <= {path.path}
 
     def _bundle(self, now: float) -> Burst | None:
         """What waits in ``control`` for one path and class, as the records of one datagram. Copies of one thing never share a

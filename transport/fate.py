@@ -3,9 +3,9 @@
 Theory of operation. Loss needs evidence: a later datagram of the same path and class has arrived, or of a less urgent class (a
 network with priorities lets it wait, never pass), and the flight is older than a round trip and the reordering seen so far
 (RFC 9002, section 6.1.2). While a path has never been seen to reorder, no age is needed where one of a later burst of the class
-has arrived, or the third behind it in its own burst (RFC 9002, section 6.1.1, by the packet; RFC 8985, section 6.2, drops its
-allowance in the same way): spraying reorders between paths, whose numbers are their own, and seldom within one. Silence is no
-loss (``silence``).
+or of a less urgent class has arrived, or the third behind it in its own burst (RFC 9002, section 6.1.1, by the packet; RFC 8985,
+section 6.2, drops its allowance in the same way): spraying reorders between paths, whose numbers are their own, and seldom within
+one. Silence is no loss (``silence``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fates:
                 )
             if got:
                 newest = flight.seq * wire.BURST_DATAGRAMS + got.bit_length() - 1
-                space.acked_sent_at = max(space.acked_sent_at, flight.sent_at)
+                space.acked_order = max(space.acked_order, flight.order)
                 arrived = got.bit_count()
                 path.acked_lately += arrived
                 self.waited_s += arrived * (now - flight.sent_at)
@@ -131,20 +131,21 @@ class Fates:
         """Declare lost what was overtaken and is old enough; arm the timer for what is not old enough yet."""
         path.loss_at = float("inf")
         delay = path.loss_delay()
-        passed = float("-inf")  # what was sent before is overtaken by a less urgent class
+        passed = -1  # what left before that flight is overtaken by one of a less urgent class
         for space in reversed(path.spaces):
             flights, below = space.flights, passed
-            passed = max(passed, space.acked_sent_at)
+            passed = max(passed, space.acked_order)
             if not flights or (
-                flights[0].seq * wire.BURST_DATAGRAMS >= space.largest_acked and flights[0].sent_at >= below
+                flights[0].seq * wire.BURST_DATAGRAMS >= space.largest_acked and flights[0].order > below
             ):
                 continue
             kept: deque[Flight] = deque()
             for flight in flights:
-                if flight.last_unacked > space.largest_acked and flight.sent_at >= below:
+                if flight.last_unacked > space.largest_acked and flight.order > below:
                     kept.append(flight)
                 elif flight.sent_at + delay <= now or (
-                    not path.reorders and space.largest_acked - flight.last_unacked >= OVERTAKEN
+                    not path.reorders
+                    and (flight.order < below or space.largest_acked - flight.last_unacked >= OVERTAKEN)
                 ):
                     self.on_lost(path, space, flight, now)
                 else:
@@ -180,5 +181,6 @@ class Fates:
             if flight.decides:
                 message.loss_share = path.heavy_share
                 message.add_lost(flight.chunks_at(flight.unacked))
-            self._outbox.end_again(message, path)
+            if not message.passes:  # there its END is behind it already
+                self._outbox.end_again(message, path)
             self._outbox.wake(message)

@@ -42,6 +42,7 @@ class Flight:
         "first",
         "message",
         "nbytes",
+        "order",
         "sent_at",
         "seq",
         "unacked",
@@ -61,7 +62,9 @@ class Flight:
         bursts: int = 1,
         *,
         decides: bool = True,
+        order: int = 0,
     ) -> None:
+        self.order = order  # among all that left on the path, whatever its class
         self.decides = decides  # no copies of its chunks follow: where it is lost, they are
         self.seq = seq
         self.count = count  # datagrams in each burst
@@ -147,13 +150,13 @@ class Control:
 class SendSpace:
     """Bursts of one class on one path."""
 
-    __slots__ = ("acked_sent_at", "flights", "largest_acked", "lost", "next_seq")
+    __slots__ = ("acked_order", "flights", "largest_acked", "lost", "next_seq")
 
     def __init__(self) -> None:
         self.next_seq = 0
         self.flights: deque[Flight] = deque()
         self.largest_acked = -1  # number of the newest datagram that arrived, as ``Flight.last_unacked``
-        self.acked_sent_at = float("-inf")  # when the newest flight of which something arrived was sent
+        self.acked_order = -1  # ``Flight.order`` of the newest flight of which something arrived
         self.lost: deque[Flight] = deque(maxlen=KEPT_LOST)
 
     def unanswered(self) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dblp.transport import wire
 from dblp.transport.burst import burst_chunks
-from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.config import HEADER_BYTES, PASSES, TransportConfig
 from dblp.transport.flight import Control
 from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
@@ -54,6 +54,7 @@ class Outbox:
         self.held_until = float("inf")
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self.active_ids: set[int] = set()
+        self.passes = config.repair == PASSES
         self.early_bytes = config.early_bytes
         self.goodbye_heard = False  # the peer has acknowledged our CLOSE
         self.blocked_at = float("inf")  # since when no chunk could leave for want of a grant
@@ -83,7 +84,8 @@ class Outbox:
             wire.VERSION, Type.DATA, 0, 0, 0, 0, self._rank, self._session, message, spec.chunks, 0, 0, 0, 0, 1, spec.chunk_bytes
         )  # fmt: skip
         head = bytearray(wire.encode_header(header))
-        out = Outgoing(message, spec, data, head, burst_chunks(spec.chunk_bytes), classes)
+        per_burst = burst_chunks(spec.chunk_bytes)
+        out = Outgoing(message, spec, data, head, per_burst, classes, passes=self.passes)
         out.wakes = self.wake
         if any(path.heavy_share > HEAVY_LOSS for path in self.paths):
             out.hurry()
@@ -257,6 +259,13 @@ class Outbox:
             path.arm_probe(now)
             gap = min(BLOCKED_SHARE * (now - self.blocked_at), MAX_PROBE_GAP_S)
             path.probe_at = max(path.probe_at, now + gap)
+
+    def turn_passes(self) -> None:
+        """After news of what became of what had left: messages whose pass is over begin the next one."""
+        if self.passes:
+            for message in self.messages.values():
+                if message.turn_pass():
+                    self.wake(message)
 
     def end_again(self, message: Outgoing | None, path: SendPath) -> None:
         """END, or the burst that said LAST, may be among what was lost: a receiver whose bound is met waits for it, and where

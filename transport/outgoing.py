@@ -58,9 +58,11 @@ class Outgoing:
         "loss_share",
         "lost",
         "may_miss",
+        "missed",
         "on_done",
         "open_control",
         "opened",
+        "passes",
         "paths",
         "per_burst",
         "portion",
@@ -80,8 +82,10 @@ class Outgoing:
         head: bytearray,
         per_burst: int,
         classes: npt.NDArray[np.uint8] | None = None,
+        *,
+        passes: bool = False,
     ) -> None:
-        """``classes``: the class of each chunk, where they differ."""
+        """``classes``: the class of each chunk, where they differ; ``passes``: ``TransportConfig.repair`` in passes."""
         self.id = message
         self.spec = spec
         self.source = ChunkSource(data, spec.chunk_bytes)
@@ -97,6 +101,8 @@ class Outgoing:
             self.cls = int(classes.max())
         self.end_cls = self.cls  # the last class to leave: its END tells of all
         self.may_miss = spec.may_miss
+        self.passes = passes and spec.budget > 0.0
+        self.missed: npt.NDArray[np.uint32] = np.empty(0, np.uint32)  # lost in the pass that is on its way
         self.queue: deque[list[int]] = deque()
         self.unoffered = spec.chunks
         self.limit = 0
@@ -178,6 +184,8 @@ class Outgoing:
         """Lost chunks that must be sent again: all critical ones. While more of the others would be missing than the receiver
         may miss, were all repairs in flight to meet the path's own loss, as many more as make it likely that enough arrive (see
         ``_enough``): sending just the excess would approach the bound in ever smaller steps."""
+        if self.passes:
+            return len(self.lost)
         others = len(self.lost) - self.critical_lost
         if not self.may_miss:
             return self.critical_lost + others
@@ -355,7 +363,7 @@ class Outgoing:
             taken = self.lost[places]
             self._set_lost(np.delete(self.lost, places))
         self.chunks_resent += len(taken)
-        if self.may_miss:
+        if self.may_miss and not self.passes:
             self.again = np.concatenate((self.again, taken))
         return taken
 
@@ -385,9 +393,29 @@ class Outgoing:
         """These chunks were declared lost."""
         fresh = chunks[~self.acked[chunks]]
         if len(fresh):
+            if self.passes:
+                self.missed = np.union1d(self.missed, fresh).astype(np.uint32, copy=False)
+                self.turn_pass()
+                return
             if len(self.again):
                 self.again = np.setdiff1d(self.again, fresh, assume_unique=True)
             self._set_lost(np.union1d(self.lost, fresh).astype(np.uint32, copy=False))
+
+    def turn_pass(self) -> bool:
+        """Begin the next pass, if repairs go in passes and all that has left is known to have arrived or not: what is missing
+        goes again, if more is than may be, and critical chunks in any case. True if something waits to leave now."""
+        if not len(self.missed) or len(self.lost) or self.fresh:
+            return False
+        self.missed = self.missed[~self.acked[self.missed]]
+        if np.count_nonzero(self.acked) + len(self.missed) < self.chunks_sent:
+            return False
+        critical = np.zeros(len(self.missed), np.bool_)
+        if self.lanes is not None:
+            critical = self.lanes.classes[self.missed] == 0
+        goes = critical if np.count_nonzero(~critical) <= self.may_miss else np.ones_like(critical)
+        self._set_lost(self.missed[goes])
+        self.missed = self.missed[~goes]
+        return bool(len(self.lost))
 
     def add_final(self, final: wire.Final) -> Sent | None:
         """A part of the receiver's last word; the outcome once all parts are here."""

@@ -86,6 +86,7 @@ class SendPath:
             1.0 + PACKET_OVERHEAD_BYTES / packet
         )  # bytes at the kernel's charge for each that is sent
         self.bytes_sent = 0
+        self.flown = 0  # flights that have left, of all classes
         self.inflight_bytes = 0
         self.inflight_cost = 0
         self.congestion = make_congestion_control(config)

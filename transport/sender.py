@@ -132,6 +132,7 @@ class PeerSender:
                 path.probes = 0  # else the question for a class of which the answer knows nothing goes on, in as many copies
             path.arm_probe(path.answered(news, now))
         self.fates.detect_loss(path, now)
+        self.outbox.turn_passes()
         if not any(space.flights for space in path.spaces):
             path.probe_at = float("inf")
             for message in self.messages.values():

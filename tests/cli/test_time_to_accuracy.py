@@ -1,6 +1,7 @@
 """Training over a network in virtual time: real rounds, equal time for equal seeds, and what is told of them."""
 
 import argparse
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from tests.benchmarks.time_to_accuracy import (
     arm,
     experiment,
     records,
+    run_of,
+    savings,
 )
 from tests.benchmarks.virtual_workers import Arm, Star, Step, VirtualWorkers
 
@@ -129,6 +132,22 @@ def test_time_to_accuracy_is_straight_between_tests_of_the_best_so_far():
     assert by_arm[MLT]["to_target_saving_compute_0"] == 0.0
 
 
+def test_records_of_several_files_are_compared_as_the_runs_were():
+    runs = [run(MLT, [0.5, 0.4, 0.9], 2.0), run(DBLP, [0.6, 0.8, 0.7], 1.0)]
+    found = records(runs)
+    again = savings([run_of(record) for record in found])
+    for record, saved in zip(found, again, strict=True):
+        assert saved == {name: record[name] for name in saved}
+
+
+def test_bursts_count_as_often_as_in_dblp_s_experiments():
+    rare = run(MLT, [0.5, 0.9], 1.0)
+    steps = tuple(replace(step, seconds=94.0) if step.burst else step for step in rare.steps)
+    assert replace(rare, steps=steps).total_of_rare_bursts(0.5) == pytest.approx(
+        20 * (1.0 + 93 * 2 / 930 + 0.5)
+    )
+
+
 def test_labels_are_drawn_at_random_for_the_training_alone():
     clean, noisy = _data("mlp", 0.0), _data("mlp", 0.2)
     changed = np.mean(clean.train_targets != noisy.train_targets)
@@ -139,7 +158,7 @@ def test_labels_are_drawn_at_random_for_the_training_alone():
 @pytest.mark.slow
 def test_a_training_of_two_steps():
     options = argparse.Namespace(
-        epochs=1, epoch_steps=2, transfer=0.005, compute=2.0, algorithm="", label_noise=0.2
+        epochs=1, epoch_steps=2, transfer=0.005, delay=31e-6, compute=2.0, algorithm="", label_noise=0.2
     )
     found = experiment(options, Samples(_data("resnet", 0.2)), EAGER, "resnet", 0)
     assert found.tested_at.tolist() == [1, 2] and len(found.steps) == 2 and found.steps[0].burst

@@ -133,10 +133,14 @@ def test_in_the_papers_nothing_is_sent_in_copies():
     assert [preset(name).transport.get("copies") for name in NAMES] == [None, 1, 1, 1, 1, None]
 
 
+def test_only_mlt_and_dblp_repair_in_passes():
+    assert {name for name in NAMES if preset(name).config().repair == "passes"} == {"mlt", "dblp"}
+
+
 def test_a_configuration_can_be_overruled(monkeypatch):
     monkeypatch.setenv("DBLP_PATHS", "2")
     assert preset("mlt").config().paths == 2
-    assert preset("mlt").config(paths=4, copies=3) == TransportConfig(paths=4, copies=3)
+    assert preset("mlt").config(paths=4, copies=3) == TransportConfig(paths=4, copies=3, repair="passes")
 
 
 def test_two_legs():

@@ -34,6 +34,7 @@ class Bench:
         paths: int = 1,
         congestion: str = "fixed",
         copies: int = 8,
+        repair: str = "evidence",
     ) -> None:
         self.ended = 0
         self.backlog = Backlog()
@@ -43,7 +44,7 @@ class Bench:
             session=1,
             addresses=[address(1, path) for path in range(paths)],
             window_bytes=window,
-            config=TransportConfig(congestion=congestion, paths=paths, copies=copies),
+            config=TransportConfig(congestion=congestion, paths=paths, copies=copies, repair=repair),
             backlog=self.backlog,
             buffer=BurstBuffer(),
             watermark=lambda group: self.ended,

@@ -214,6 +214,25 @@ def test_loss_of_critical_chunks_is_noticed_by_what_comes_behind_in_other_classe
     assert cores.received().missing.tolist() == []
 
 
+@pytest.mark.parametrize("reorders", [False, True])
+def test_a_whole_class_that_is_lost_goes_again_with_the_first_news_of_a_less_urgent_one(reorders):
+    """Both left together, and no question was needed for the first; on a path that has been seen to reorder, age is."""
+    cores, data = Cores(), numbers(60)
+    classes = classes_of("1" * 24 + "3" * 36)
+    exchange(cores, numbers(60), np.full(60, 2, np.uint8))  # a round trip is known
+    cores.sent.clear()
+    cores.outcomes.clear()
+    cores.cores[0].senders[1].paths[0].reorders = reorders
+    cores.tamper = first_lost(set(range(24)))
+    cores.begin(1)
+    cores.receive(1, 0, data, number=1, budget=0.1)
+    began = cores.now
+    cores.send(0, 1, data, number=1, classes=classes, budget=0.1)
+    cores.run(stop=lambda: "received" in cores.outcomes)
+    took = cores.now - began
+    assert (took < 1.6 * RTT_S) is not reorders, "there and back, and there again"
+
+
 def test_an_arrival_of_a_more_urgent_class_is_no_evidence():
     """A switch with priorities holds class 3 up for long: nothing of it is sent again."""
     cores, data, classes = Cores(), numbers(60), classes_of("0" * 6 + "1" * 24 + "3" * 30)
