@@ -147,6 +147,8 @@ class Core:
     ) -> RoundCounters:
         """See ``interface.EndpointLike.begin_round``."""
         self._check_alive()
+        if self._order and not any(sender.active for sender in self._order):
+            self._turn = self.rank % len(self._order)  # else all ranks might turn to the same peer first
         round_ = self.rounds.begin(key, signature, describe, standing)
         self._posted[key] = []
         self._given[key] = set()
