@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dblp.cli.sim.palette import COLOURS, point_text
+from dblp.cli.sim.palette import COLOURS, point_text, titled
 from dblp.cli.sim.rounds_picture import draw_rounds, rows_of
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import CaseResult
@@ -71,9 +71,7 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
                 linestyle="-" if number < len(COLOURS) else "--",
                 label=arm.policy,
             )
-    axes.set(
-        xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {point_text(last)}"
-    )
+    axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=titled("completion", last))
     if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
         axes.set_xscale("log")
     else:
