@@ -1,10 +1,10 @@
 """Transport models of the packet engine: one table of fields, a named row for each protocol.
 
-Models, not the protocols themselves: no handshake, equal packets, an acknowledgement for each packet but for
-``portions``. Sources: TCP: RFC 5681, RFC 6298, RFC 6675, RFC 9438, with an acknowledgement for each packet. DCTCP: RFC 8257.
-NDP: Handley et al., SIGCOMM 2017. pFabric: Alizadeh et al., SIGCOMM 2013 (here eight priorities by what remains, not one a byte). MLT, DLCP and DBLP:
-docs/policies.md has what they are; their rate control is the delay-based kind of ``dblp.transport.congestion.delay``, with a
-target in base round trips.
+Models, not the protocols themselves: no handshake, equal packets, an acknowledgement for each packet but for ``portions``.
+Sources: TCP: RFC 5681, RFC 6298, RFC 6675, RFC 9438, with an acknowledgement for each packet. DCTCP: RFC 8257. NDP: Handley
+et al., SIGCOMM 2017. pFabric: Alizadeh et al., SIGCOMM 2013 (here eight priorities by what remains, not one a byte). MLT,
+DLCP and DBLP: docs/policies.md has what they are; their rate control is the delay-based kind of
+``dblp.transport.congestion.delay``, with a target in base round trips.
 """
 
 from __future__ import annotations
