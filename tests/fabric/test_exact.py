@@ -43,9 +43,9 @@ SEGMENT = 44 * 1408
     ("topology", "algorithm", "hosts", "size"),
     [
         (STAR, "ring", 4, "512K"),
+        (STAR, "ring", 4, "1M"),
         (STAR, "direct", 2, "512K"),
         (STAR, "direct", 2, "1M"),
-        (STAR, "direct", 2, "2M"),
         (STAR, "direct", 4, "1M"),
         (STAR, "direct", 4, "2M"),
         (SPINES, "ring", 4, "512K"),

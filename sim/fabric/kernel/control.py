@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import flows, paths, samples, transports
 from dblp.sim.fabric.kernel.compiled import compiled
-from dblp.sim.fabric.kernel.sender import path_of
+from dblp.sim.fabric.kernel.sender import filtered, path_of
 from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, SAMPLES_KEPT, World
 
 GAIN = 1.0 / 16.0
@@ -56,16 +56,6 @@ def take_sample(w: World, flow: int, rtt: int) -> None:
     p = paths(w)[place]
     samples(w)[place * SAMPLES_KEPT + p.samples % SAMPLES_KEPT] = rtt
     p.samples += 1
-
-
-@compiled
-def filtered(w: World, flow: int) -> float:
-    """The least round trip of the last portions."""
-    place = path_of(w, flow)
-    least = samples(w)[place * SAMPLES_KEPT]
-    for number in range(1, min(paths(w)[place].samples, SAMPLES_KEPT)):
-        least = min(least, samples(w)[place * SAMPLES_KEPT + number])
-    return float(least)
 
 
 @compiled

@@ -3,7 +3,7 @@ chunk."""
 
 from __future__ import annotations
 
-from dblp.sim.fabric.kernel.access import chunks, classes, flows, meta, packets, paths, transports
+from dblp.sim.fabric.kernel.access import chunks, classes, flows, meta, packets, paths, samples, transports
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.ports import count, enqueue, take_packet
@@ -21,6 +21,7 @@ from dblp.sim.fabric.kernel.state import (
     PROBE,
     PULL_PACED,
     RTO,
+    SAMPLES_KEPT,
     SENT,
     STOP_STALL,
     TWINS,
@@ -36,6 +37,8 @@ BURST_BYTES = 65_507
 """Most that leaves in one call (a UDP datagram's limit, which segmentation offload inherits)."""
 LARGE_BYTES = 256 * 1024
 """Windows from here on leave whole (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
+LONG_RTT_PS = 2e9
+"""Round trips from here on have it in parts all the same (``dblp.transport.congestion.delay.PACED_RTT_S``)."""
 TRAIN_BURSTS = 32
 """Most bursts that leave together (``dblp.transport.burst.TRAIN_BURSTS``)."""
 MOST_BACKOFF = 6
@@ -96,11 +99,22 @@ def room_of(w: World, flow: int) -> float:
 
 
 @compiled
+def filtered(w: World, flow: int) -> float:
+    """The least round trip of the last portions."""
+    place = path_of(w, flow)
+    least = samples(w)[place * SAMPLES_KEPT]
+    for number in range(1, min(paths(w)[place].samples, SAMPLES_KEPT)):
+        least = min(least, samples(w)[place * SAMPLES_KEPT + number])
+    return float(least)
+
+
+@compiled
 def part(w: World, flow: int) -> float:
-    """What leaves at once of a window in portions, packets: a part of a small one; a large one whole."""
+    """What leaves at once of a window in portions, packets: a part of it; a large one whole, unless round trips are long."""
     f = flows(w)[flow]
     t = transports(w)[f.transport]
-    return float(f.window if f.window * t.packet >= LARGE_BYTES else f.window / t.portions)
+    whole = f.window * t.packet >= LARGE_BYTES and filtered(w, flow) < LONG_RTT_PS
+    return float(f.window if whole else f.window / t.portions)
 
 
 @compiled
