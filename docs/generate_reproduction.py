@@ -17,7 +17,7 @@ from typing import Any
 from dblp.sim.fabric.experiment import Experiment, experiment_names, load_experiment
 from dblp.units import format_seconds
 
-WHEN = "28 November 2026"
+WHEN = "29 November 2026"
 MACHINE = "shared virtual machine with 2 cores (AMD EPYC)"
 HEAD = f"""# The papers' figures, and ours
 

@@ -147,9 +147,10 @@ class Core:
     ) -> RoundCounters:
         """See ``interface.EndpointLike.begin_round``."""
         self._check_alive()
+        if self._order and not any(sender.active for sender in self._order):
+            self._turn = self.rank % len(self._order)  # else all ranks might turn to the same peer first
         round_ = self.rounds.begin(key, signature, describe, standing)
-        self._posted[key] = []
-        self._given[key] = set()
+        self._posted[key], self._given[key] = [], set()
         for peer, opened in self._early_opens.pop(key, ()):
             self._compare(round_, peer, opened)
         if self.failed is not None:  # a peer that is ahead has told that it called something else
@@ -336,8 +337,7 @@ class Core:
                 yield self._reply_burst(reply, now)
         if now >= self._feedback_at:
             self._queue_feedback(now)
-        order, peers = self._order, len(self._order)
-        idle = 0
+        order, peers, idle = self._order, len(self._order), 0
         while most > 0 and idle < peers:
             turn = self._turn
             self._turn = turn + 1 if turn + 1 < peers else 0

@@ -19,38 +19,63 @@ from dblp.sim.fabric.graph import Graph, Ints
 
 Hosts = npt.NDArray[np.int64]
 Algorithm = Callable[[Graph, Hosts, int, Ints, int], Ints]
+Pipelined = Callable[[Graph, Hosts, int, Ints, int, int], Ints]
 SEGMENTS = 8
 """Pieces in which each tree's half is pipelined."""
 
 
-def ring(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0) -> Ints:
-    """2 (n - 1) steps; in each, every rank sends a shard to the next and waits for that of the one before."""
+def ring(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, segment: int = 0) -> Ints:
+    """2 (n - 1) steps; in each, every rank sends a shard to the next and waits for that of the one before. With ``segment``,
+    bytes, each such part of a shard goes on when it has come."""
     count = len(hosts)
     following = np.roll(hosts, -1)
-    before = starts
+    parts = _parts(-(-nbytes // count), segment)
+    before = [starts] * len(parts)
     for step in range(2 * (count - 1)):
         leg = int(step >= count - 1)
-        flows = graph.flows(hosts, following, -(-nbytes // count), leg=leg, cls=cls, batch=graph.next_batch())
-        graph.order(before, flows)
-        if 0 < step < count - 1:
-            graph.order(starts, flows)  # the own gradient is added at each step of the first leg
-        before = np.roll(flows, 1)
+        batch = graph.next_batch()
+        for number, size in enumerate(parts):
+            flows = graph.flows(hosts, following, size, leg=leg, cls=cls, batch=batch)
+            graph.order(before[number], flows)
+            if 0 < step < count - 1:
+                graph.order(starts, flows)  # the own gradient is added at each step of the first leg
+            before[number] = np.roll(flows, 1)
     ends = graph.tasks(hosts)
-    graph.order(before, ends)
+    for last in before:
+        graph.order(last, ends)
     return ends
 
 
-def direct(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0) -> Ints:
-    """Every rank sends each other its shard, adds what it gets, and sends every other the sum."""
-    middle = _exchange(graph, hosts, -(-nbytes // len(hosts)), starts, cls, leg=0)
-    return _exchange(graph, hosts, -(-nbytes // len(hosts)), middle, cls, leg=1)
+def direct(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, segment: int = 0) -> Ints:
+    """Every rank sends each other its shard, adds what it gets, and sends every other the sum. With ``segment``, bytes, each such
+    part of the sum leaves when it is there."""
+    parts = _parts(-(-nbytes // len(hosts)), segment)
+    batch = graph.next_batch()
+    sums = [_exchange(graph, hosts, size, starts, cls, leg=0, batch=batch) for size in parts]
+    batch = graph.next_batch()
+    done = [
+        _exchange(graph, hosts, size, middle, cls, leg=1, batch=batch)
+        for size, middle in zip(parts, sums, strict=True)
+    ]
+    if len(done) == 1:
+        return done[0]
+    ends = graph.tasks(hosts)
+    for each in done:
+        graph.order(each, ends)
+    return ends
 
 
-def _exchange(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int, leg: int) -> Ints:
+def _parts(nbytes: int, segment: int) -> list[int]:
+    """Bytes of the segments of a shard; 0: it is one."""
+    if not segment:
+        return [nbytes]
+    return [min(segment, nbytes - low) for low in range(0, nbytes, segment)]
+
+
+def _exchange(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int, leg: int, batch: int) -> Ints:
     """Each to each other, the next one first."""
     ends = graph.tasks(hosts)
     graph.order(starts, ends)
-    batch = graph.next_batch()
     for step in range(1, len(hosts)):
         flows = graph.flows(hosts, np.roll(hosts, -step), nbytes, leg=leg, cls=cls, batch=batch)
         graph.order(starts, flows)
@@ -146,7 +171,7 @@ def _in_groups(
 ) -> Ints:
     ends = np.empty(len(hosts), np.int64)
     for members in places:
-        ends[members] = _exchange(graph, hosts[members], shard, starts[members], cls, leg)
+        ends[members] = _exchange(graph, hosts[members], shard, starts[members], cls, leg, graph.next_batch())
     return ends
 
 
@@ -168,10 +193,10 @@ def ps(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int, servers:
     return ends
 
 
+PIPELINED: dict[str, Pipelined] = {"ring": ring, "direct": direct}
+"""Those that may go on with parts of a shard."""
 PLAIN: dict[str, Algorithm] = {
-    "ring": ring,
-    "direct": direct,
     "halving_doubling": halving_doubling,
     "double_tree": double_tree,
 }
-"""Those that have no settings of their own."""
+"""Others without settings of their own."""

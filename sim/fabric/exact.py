@@ -40,8 +40,10 @@ from dblp.transport.policy import Policy, Stop
 from dblp.transport.port import Address
 
 MAX_HOSTS = 64
-PORTION_PACKETS = 4
-"""Datagrams that a port serves, and a card hands over, in one go: finer costs time, coarser adds to each hop's delay."""
+PORTION_PACKETS = 1
+"""Datagrams that a port serves, and a card hands over, in one go: with more a run is quicker, and each hop's delay longer."""
+SETTLED_S = 10e-3
+"""From the handshake, whose last answers would order what leaves first, to the first round."""
 TIMEOUT_S = 60.0
 CONTROLS = {"delay": "delay", "dctcp": "dctcp"}
 CHOICES = {"ecmp": "single", "spray": "spray", "random": "random", "reps": "reps", "ethereal": "ethereal"}
@@ -209,6 +211,7 @@ async def _main(
     async with background(
         network, scenario.background, scenario.ranks, datagram, lambda: network.rate_bps, seed
     ):
+        await asyncio.sleep(SETTLED_S)
         times, rates = await _rounds(scenario, network, rounds)
     now = loop.time()
     await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in endpoints))

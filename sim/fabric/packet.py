@@ -120,6 +120,7 @@ def make_arrays(plan: Plan, *, sampled: bool = False) -> k.Arrays:
     reps = scenario.routing.policy == "reps"
     sampled = sampled and links <= MOST_SAMPLED_LINKS
     order = np.argsort(plan.tasks.before, kind="stable")
+    pairs = fabric.hosts**2 if any(spec.portions for spec in legs(scenario)) else 1
     arrays = k.Arrays(
         meta=meta,
         packets=_free_packets(4096),
@@ -141,7 +142,8 @@ def make_arrays(plan: Plan, *, sampled: bool = False) -> k.Arrays:
         counts=np.zeros((k.COUNTERS, 2), np.int64),
         random=np.array([plan.seed], np.uint64),
         series=np.zeros((SAMPLES if sampled else 0, links if sampled else 1), np.int32),
-        windows=np.zeros(fabric.hosts**2 if any(spec.portions for spec in legs(scenario)) else 1),
+        paths=_paths(pairs),
+        samples=np.zeros((pairs, k.SAMPLES_KEPT)),
     )
     _first_events(arrays)
     return arrays
@@ -320,6 +322,12 @@ def _changes(scenario: Scenario, fabric: Fabric) -> k.Array:
 
 def _empty(count: int) -> k.Array:
     rows = np.zeros(count, k.QUEUE)
+    rows["head"] = rows["tail"] = k.NONE
+    return rows
+
+
+def _paths(count: int) -> k.Array:
+    rows = np.zeros(count, k.PATH)
     rows["head"] = rows["tail"] = k.NONE
     return rows
 

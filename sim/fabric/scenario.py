@@ -33,6 +33,9 @@ class WorkloadSpec:
     """all_reduce, incast, permutation: so many, one after another."""
     servers: int = 1
     """ps: hosts that are servers, the first; each has a share of the gradient."""
+    segment: ByteCount = ByteCount(0)
+    """ring, direct: parts of a shard that go on as soon as they have come, as the collectives' do, a burst of chunks each; 0: a
+    shard goes on as a whole."""
     group: int = 0
     """hierarchical: ranks of a group; 0: those under one leaf."""
     model: str = "resnet50"
@@ -70,7 +73,7 @@ class WorkloadSpec:
         check_choice("sizes", self.sizes, SIZES)
         for name in ("size", "rounds", "servers", "steps", "bucket", "flows", "fan_in"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more is needed")
-        for name in ("ranks", "group"):
+        for name in ("ranks", "group", "segment"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         if self.compression:
             parse_compression(self.compression)

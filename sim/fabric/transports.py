@@ -1,10 +1,10 @@
 """Transport models of the packet engine: one table of fields, a named row for each protocol.
 
-Models, not the protocols themselves: no handshake, equal packets, an acknowledgement for each packet. Sources: TCP: RFC 5681,
-RFC 6298, RFC 6675, RFC 9438, with an acknowledgement for each packet. DCTCP: RFC 8257. NDP: Handley et al., SIGCOMM 2017.
-pFabric: Alizadeh et al., SIGCOMM 2013 (here eight priorities by what remains, not one a byte). MLT, DLCP and DBLP:
-docs/policies.md has what they are; their rate control is the delay-based kind of ``dblp.transport.congestion.delay``, with a
-target in base round trips.
+Models, not the protocols themselves: no handshake, equal packets, an acknowledgement for each packet but for ``portions``.
+Sources: TCP: RFC 5681, RFC 6298, RFC 6675, RFC 9438, with an acknowledgement for each packet. DCTCP: RFC 8257. NDP: Handley
+et al., SIGCOMM 2017. pFabric: Alizadeh et al., SIGCOMM 2013 (here eight priorities by what remains, not one a byte). MLT,
+DLCP and DBLP: docs/policies.md has what they are; their rate control is the delay-based kind of
+``dblp.transport.congestion.delay``, with a target in base round trips.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ class TransportSpec:
     yet (as Linux's fair queueing and small queues). True: all that a window lets go waits in the card's queue at once, and what
     comes later behind it: as the endpoint sends, and ns-3's TCP."""
     portions: int = 0
-    """With ``card``, as the endpoint sends: not less than this part of a window (it has 4) at once, the last packet of which
-    measures the round trip; and a window is that of the last flow between the same hosts. 0: packet by packet."""
+    """With ``card``, as the endpoint sends: this part of a window (it has 4) at once, of 256 KB and more the whole, in
+    bursts of 64 KB, while round trips are below 2 ms; the last packet of each part or burst is answered, for all before
+    it, and measures the round trip. Flows between two hosts share a window, the oldest first, and what is lost is asked
+    for after a timeout. 0: packet by packet."""
     stall_rtts: float = 2.0
     """stop="stall": base round trips of silence."""
     deadline: Seconds = Seconds(0.0)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dblp.sim.fabric.algorithms import PLAIN, hierarchical, ps
+from dblp.sim.fabric.algorithms import PIPELINED, PLAIN, hierarchical, ps
 from dblp.sim.fabric.graph import Floats, Graph, Ints, Tasks
 from dblp.sim.fabric.scenario import Scenario, WorkloadSpec
 from dblp.sim.fabric.topology import Fabric
@@ -69,6 +69,8 @@ def all_reduce(
         leaves = fabric.leaves()
         under_first = int((leaves[hosts] == leaves[hosts[0]]).sum())
         return hierarchical(graph, hosts, nbytes, starts, cls, load.group or under_first)
+    if load.algorithm in PIPELINED:
+        return PIPELINED[load.algorithm](graph, hosts, nbytes, starts, cls, load.segment)
     return PLAIN[load.algorithm](graph, hosts, nbytes, starts, cls)
 
 

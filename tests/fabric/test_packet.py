@@ -107,6 +107,62 @@ def test_direct_takes_two_legs():
     assert least <= outcome.times_s[0] + 1e-12 <= least + 2 * 301 * S_AN_ACK + 12 * S_A_PACKET
 
 
+def test_a_ring_in_segments_leaves_no_link_idle():
+    """Each part goes on as soon as it has come, so the packets of all steps leave one after another; at most an acknowledgement
+    before each, and the first part's way at the end."""
+    shard = 20 * PAYLOAD
+    whole, parts = (
+        run_packet(star(workload__size=4 * shard, workload__segment=segment, **WIDE)).times_s[0]
+        for segment in (0, 2 * PAYLOAD)
+    )
+    least = 6 * 20 * S_A_PACKET + S_A_PACKET + 2 * DELAY_S
+    assert least - 1e-11 <= parts <= least + 6 * 21 * S_AN_ACK
+    assert whole > least + 5 * (S_A_PACKET + 2 * DELAY_S) - 1e-11
+
+
+def test_a_direct_exchange_in_segments_begins_its_second_leg_in_the_first():
+    shard = 100 * PAYLOAD
+    load = {"workload__size": 4 * shard, "workload__algorithm": "direct", "switch__buffer": "8M", **WIDE}
+    whole, parts = (run_packet(star(workload__segment=size, **load)) for size in (0, 10 * PAYLOAD))
+    assert parts.ended == "done"
+    assert parts.flows["bytes"].sum() == whole.flows["bytes"].sum()
+    second = parts.flows["leg"] == 1
+    assert parts.flows["start_s"][second].min() < parts.flows["finish_s"][~second].max()
+    assert 600 * S_A_PACKET < parts.times_s[0] < whole.times_s[0]
+
+
+PORTIONS = {
+    "transport__card": True,
+    "transport__portions": 4,
+    "transport__control": "window",
+    "transport__initial_window": 16 * PACKET,
+}
+
+
+def test_flows_in_portions_share_their_paths_window_and_leave_in_order():
+    """A window of 16 packets, an answer for every four: the second flow gets none of it before the first has sent all."""
+    outcome = run_flows(star(**PORTIONS), lambda graph: graph.flows(0, [1, 1], 100 * PAYLOAD))
+    assert outcome.ended == "done"
+    assert outcome.counts["sent"] == (200, 50)
+    first, second = outcome.flows["finish_s"]
+    assert second - first == pytest.approx(100 * S_A_PACKET, rel=0.05)
+    alone = run_flows(star(**PORTIONS), lambda graph: graph.flows(0, 1, 100 * PAYLOAD))
+    assert first == pytest.approx(alone.times_s[0], abs=1e-12)
+
+
+def test_what_a_portion_lost_is_asked_for_and_repaired():
+    """Half of the data is lost at first, answered packets among it: after a timeout the sender asks, and repairs what lacks."""
+    failures = [{"link": "h0-switch", "loss": 0.5, "until": "100us", "one_way": True, "data_only": True}]
+    outcome = run_flows(
+        star(failures=failures, **PORTIONS), lambda graph: graph.flows(0, [1, 1], 100 * PAYLOAD)
+    )
+    assert outcome.ended == "done"
+    assert outcome.counts["link_loss"][0] > 0
+    assert outcome.flows["lost"].sum() == outcome.counts["link_loss"][0]
+    assert outcome.counts["sent"][0] == 200 + outcome.counts["link_loss"][0]
+    assert_conserved(outcome)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "ranks", "flows", "total"),
     [
@@ -377,6 +433,24 @@ def test_a_dead_paths_load_spreads_over_all_that_are_left(policy, at):
     assert outcome.link_bytes[inner].max() <= wire * (ideal[inner].max() + slack)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_sprayed_flows_shorter_than_a_turn_spread_over_what_is_left(chunks):
+    """Two paths of eight are dead: flows that would begin there begin anywhere, not all on the next path, which would have half
+    as much again with two packets a flow. Within four standard deviations of the packets that a link gets by chance."""
+    cut = [{"link": f"leaf0-spine{spine}"} for spine in (2, 3)]
+    changes = {"topology__spines": 8, "failures": cut, "switch": {"buffer": "16M"}, "workload__rounds": 8}
+    scenario = leaf_spine("dctcp", "spray", workload__size=16 * chunks * PAYLOAD, **changes)
+    outcome = run_packet(scenario)
+    assert outcome.ended == "done"
+    loads = dict(zip(outcome.link_names, outcome.link_bytes.tolist(), strict=True))
+    for way in ("leaf0>spine{}", "spine{}>leaf0"):
+        packets = np.array([loads[way.format(spine)] for spine in range(8)]) / PACKET
+        left = packets[[0, 1, 4, 5, 6, 7]]
+        assert left.max() <= left.mean() + 4 * left.mean() ** 0.5
+        assert left.min() >= left.mean() - 4 * left.mean() ** 0.5
+        assert packets[[2, 3]].max() == 0
+
+
 def test_repeats_that_are_lost_wait_for_a_timeout_by_order_and_not_by_time():
     """RFC 6675 tells the loss of a repeat by nothing but the timeout, RFC 8985 does. Half is lost for a quarter of the time that
     2 MB take, so that repeats are, too, and the end is not."""
@@ -456,6 +530,15 @@ def test_samples_follow_the_backlogs():
     assert outcome.series.shape[1] == len(outcome.link_names)
     assert 0 < outcome.series.max() <= outcome.link_peak.max()
     assert outcome.series_s[-1] <= outcome.simulated_s
+
+
+def test_samples_go_on_where_nothing_was_under_way_at_the_first():
+    """At a microsecond all hosts compute."""
+    outcome = run_packet(
+        star(workload__kind="training", workload__bytes_scale=0.2, transport__packet=9000), sampled=True
+    )
+    assert len(outcome.series) > 100
+    assert outcome.series.max() > 0
 
 
 def test_a_plan_says_what_was_drawn():

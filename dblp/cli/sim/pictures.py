@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dblp.cli.sim.palette import COLOURS, point_text
+from dblp.cli.sim.palette import COLOURS, point_text, titled
 from dblp.cli.sim.rounds_picture import draw_rounds, rows_of
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import CaseResult
@@ -63,18 +63,15 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
         times = np.sort([t for times in mine for t in times if not math.isnan(t)])
         if len(times):
             shown += [times[0] * 1e3, times[-1] * 1e3]
-            shares = np.arange(1, len(times) + 1) / len(times)
             axes.step(
-                np.repeat(times, 1 + (len(times) == 1)) * 1e3,
-                np.linspace(0, 1, 2) if len(times) == 1 else shares,
+                np.concatenate([times[:1], times]) * 1e3,
+                np.linspace(0.0, 1.0, len(times) + 1),
                 where="post",
                 color=COLOURS[number % len(COLOURS)],
                 linestyle="-" if number < len(COLOURS) else "--",
                 label=arm.policy,
             )
-    axes.set(
-        xlabel="completion (ms)", ylabel="share of rounds or flows", title=f"completion {point_text(last)}"
-    )
+    axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=titled("completion", last))
     if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
         axes.set_xscale("log")
     else:
@@ -124,7 +121,7 @@ def _loads(axes: Any, result: CaseResult) -> None:
     inner = [(a, b) for a, b in links if not _is_host(a) and not _is_host(b)]
     if not inner:
         inner = [(a, b) for a, b in links if not _is_host(a)][:256]
-    sources, targets = (list(dict.fromkeys(column)) for column in zip(*inner, strict=True))
+    sources, targets = (sorted(set(column), key=_by_number) for column in zip(*inner, strict=True))
     table = np.full((len(sources), len(targets)), np.nan)
     for a, b in inner:
         table[sources.index(a), targets.index(b)] = result.picture["loads"][f"{a}>{b}"]
@@ -135,6 +132,12 @@ def _loads(axes: Any, result: CaseResult) -> None:
         every = -(-len(names) // _MOST_NAMES)
         axis.set_ticks(range(0, len(names), every), names[::every], fontsize=7)
     axes.set(xlabel="to", ylabel="from", title=f"{result.policy}: link loads")
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    """``leaf10`` comes after ``leaf9``."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)
 
 
 def _is_host(name: str) -> bool:

@@ -21,6 +21,7 @@ from dblp.sim.fabric.kernel.state import (
     META,
     NODE,
     PACKET,
+    PATH,
     QUEUE,
     TRANSPORT,
     World,
@@ -48,4 +49,5 @@ cached: View = rows(16, np.dtype(np.int32))
 counts: View = rows(17, np.dtype(np.int64))
 random: View = rows(18, np.dtype(np.uint64))
 series: View = rows(19, np.dtype(np.int32))
-windows: View = rows(20, np.dtype(np.float64))
+paths: View = rows(20, PATH)
+samples: View = rows(21, np.dtype(np.float64))

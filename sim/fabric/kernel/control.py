@@ -3,19 +3,19 @@
 Reno: RFC 5681. CUBIC: RFC 9438. DCTCP: RFC 8257, gain 1/16. delay: Swift's (Kumar et al., SIGCOMM 2020) with the constants of
 ``dblp.transport.congestion.delay``: additive increase below a target round trip, above it a decrease by 0.8 of the excess, at
 most halving, once a round trip; loss is not congestion. No pacing: no window is below one packet. Of flows that send in portions
-also its filter (in halves of four samples) and, with a ``flow_target``, its scaling for small windows.
+also its filter and, with a ``flow_target``, its scaling for small windows.
 """
 
 from __future__ import annotations
 
-from dblp.sim.fabric.kernel.access import flows, transports
+from dblp.sim.fabric.kernel.access import flows, paths, samples, transports
 from dblp.sim.fabric.kernel.compiled import compiled
-from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, World
+from dblp.sim.fabric.kernel.sender import filtered, path_of
+from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, SAMPLES_KEPT, World
 
 GAIN = 1.0 / 16.0
 BETA = 0.8
 MOST = 0.5
-HALF_FILTER = 4
 FLOW_PACKETS = 100.0
 FLOW_TARGET_PS = 4e9
 NEARLY_EMPTY = 0.25
@@ -50,14 +50,12 @@ def dctcp(w: World, flow: int, marked: int) -> None:
 
 
 @compiled
-def filtered(w: World, flow: int, rtt: int) -> float:
-    """The least round trip of the last four to eight portions."""
-    f = flows(w)[flow]
-    if f.samples == 0:
-        f.least_before, f.least_rtt = f.least_rtt, float(rtt)
-    f.least_rtt = min(f.least_rtt, float(rtt))
-    f.samples = (f.samples + 1) % HALF_FILTER
-    return float(min(f.least_rtt, f.least_before)) if f.least_before > 0.0 else float(f.least_rtt)
+def take_sample(w: World, flow: int, rtt: int) -> None:
+    """The round trip of a portion's last packet."""
+    place = path_of(w, flow)
+    p = paths(w)[place]
+    samples(w)[place * SAMPLES_KEPT + p.samples % SAMPLES_KEPT] = rtt
+    p.samples += 1
 
 
 @compiled
@@ -76,21 +74,21 @@ def delay(w: World, now: int, flow: int, rtt: int, asks: int) -> None:
     """See the module's docstring. Of a portion, the last one's round trip counts for all."""
     f = flows(w)[flow]
     target = target_of(w, flow)
-    if transports(w)[f.transport].portions:
-        least = filtered(w, flow, rtt) if asks else float(min(f.least_rtt, f.least_before))
-    else:
-        least = float(rtt)
+    portions = transports(w)[f.transport].portions
+    if portions and asks:
+        take_sample(w, flow, rtt)
+    least = filtered(w, flow) if portions else float(rtt)
     if least <= target:
         near = f.base_rtt + NEARLY_EMPTY * (target - f.base_rtt)
-        gain = 4.0 if transports(w)[f.transport].portions and least < near else 1.0
+        gain = 4.0 if portions and least < near else 1.0
         f.window += 1.0 if f.slow_start else gain / f.window
         return
     if not asks:
         return
     f.slow_start = 0
-    if now - f.last_cut >= f.srtt:
+    if now - f.last_cut >= (least if portions else f.srtt):
         f.last_cut = now
-        f.window = max(f.window * max(1.0 - BETA * (least - target) / least, MOST), 1.0)
+        f.window = max(f.window * max(1.0 - BETA * (least - target) / least, MOST), 2.0 if portions else 1.0)
 
 
 @compiled

@@ -9,21 +9,22 @@ from dblp.sim.fabric.kernel.access import (
     meta,
     nodes,
     packets,
+    paths,
     transports,
     ups,
-    windows,
 )
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
 from dblp.sim.fabric.kernel.draw import below
 from dblp.sim.fabric.kernel.heap import set_timer
-from dblp.sim.fabric.kernel.hosts import wake
+from dblp.sim.fabric.kernel.hosts import keep, recall, wake
 from dblp.sim.fabric.kernel.sender import (
     acknowledge,
     arm_timeout,
     lose,
     overdue,
     pass_over,
+    path_of,
     probe,
     timeout,
 )
@@ -48,23 +49,6 @@ from dblp.sim.fabric.kernel.ways import remember
 
 
 @compiled
-def recall(w: World, flow: int) -> None:
-    """The endpoint's window is of a path, not of a message: a flow goes on with that of the one before."""
-    f = flows(w)[flow]
-    known = windows(w)[f.source * meta(w).hosts + f.target]
-    if known != 0.0:
-        f.window = abs(known)
-        f.slow_start = 1 if known > 0.0 else 0
-
-
-@compiled
-def remember_window(w: World, flow: int) -> None:
-    """For the next flow between the same hosts."""
-    f = flows(w)[flow]
-    windows(w)[f.source * meta(w).hosts + f.target] = f.window if f.slow_start else -f.window
-
-
-@compiled
 def start(w: World, now: int, flow: int) -> None:
     """A flow begins; a task is over."""
     f = flows(w)[flow]
@@ -79,8 +63,8 @@ def start(w: World, now: int, flow: int) -> None:
     packet_ps = t.packet * links(w)[ups(w)[nodes(w)[f.source].up_first]].ps_per_byte
     window = t.first_window / t.packet if t.first_window else f.base_rtt / packet_ps
     f.window = max(window, 1.0)
-    if t.portions:
-        recall(w, flow)
+    if t.portions and not paths(w)[path_of(w, flow)].window:
+        keep(w, flow)
     f.credits = int(f.window + 0.999)
     wake(w, now, flow)
 
@@ -122,6 +106,19 @@ def find_lost(w: World, flow: int) -> None:
 
 
 @compiled
+def acknowledge_before(w: World, now: int, flow: int, order: int, rtt: int) -> None:
+    """Of a portion the last packet alone is answered: its answer tells of all before it."""
+    f = flows(w)[flow]
+    chunk = f.out_head
+    while chunk != NONE and chunks(w)[f.first_chunk + chunk].order < order:
+        c = chunks(w)[f.first_chunk + chunk]
+        following = c.next
+        if c.got and acknowledge(w, flow, chunk):
+            on_acked(w, now, flow, rtt, c.marked, 0)
+        chunk = following
+
+
+@compiled
 def on_ack(w: World, now: int, packet: int) -> None:
     """An acknowledgement: round trip, window, and what must be lost since this came before it."""
     p = packets(w)[packet]
@@ -133,10 +130,27 @@ def on_ack(w: World, now: int, packet: int) -> None:
     if acknowledge(w, p.flow, p.chunk):
         on_acked(w, now, p.flow, now - p.sent, p.marked, p.asks)
     if transports(w)[f.transport].portions:
-        remember_window(w, p.flow)
+        acknowledge_before(w, now, p.flow, p.order, now - p.sent)
     if meta(w).policy == REPS and not p.marked:
         remember(w, p.flow, p.path)
     find_lost(w, p.flow)
+
+
+@compiled
+def on_last(w: World, now: int, packet: int) -> None:
+    """The receiver has all, of a flow in portions: what it was in flight counts for the window of the next flow."""
+    p = packets(w)[packet]
+    f = flows(w)[p.flow]
+    asks = p.asks if p.chunk != NONE else 0  # else the receiver's own word, which measures nothing
+    rtt = now - p.sent if asks else int(f.srtt)
+    if asks:
+        measure(w, p.flow, rtt)
+    while f.out_head != NONE:
+        marked = chunks(w)[f.first_chunk + f.out_head].marked
+        if acknowledge(w, p.flow, f.out_head):
+            on_acked(w, now, p.flow, rtt, marked, asks)
+        asks = 0
+    keep(w, p.flow)
 
 
 @compiled
@@ -165,8 +179,14 @@ def on_answer(w: World, now: int, packet: int) -> None:
     f = flows(w)[flow]
     if f.sender_done:
         return
+    portions = transports(w)[f.transport].portions
+    if portions:
+        recall(w, flow)
     if p.stop:
         f.sender_done = 1
+        if portions:
+            on_last(w, now, packet)
+            wake(w, now, flow)
         return
     f.timeouts = 0
     if p.kind == ACK:
@@ -178,8 +198,12 @@ def on_answer(w: World, now: int, packet: int) -> None:
         on_bitmap(w, flow, p.order)
     else:
         f.credits += 1
+    if portions:
+        keep(w, flow)
     if f.acked == f.chunks:
         f.sender_done = 1
+        if portions:
+            wake(w, now, flow)
         return
     f.rto_at = now + timeout(w, flow)
     wake(w, now, flow)
@@ -187,9 +211,13 @@ def on_answer(w: World, now: int, packet: int) -> None:
 
 @compiled
 def try_again(w: World, now: int, flow: int) -> None:
-    """After a timeout all that is outstanding is lost; all but those of TCP's kind leave the path, REPS holds to good ones."""
+    """After a timeout all that is outstanding is lost; all but those of TCP's kind leave the path, REPS holds to good ones. The
+    endpoint asks first: in portions, what is lost the answer to that tells."""
     f = flows(w)[flow]
     t = transports(w)[f.transport]
+    if t.portions:
+        probe(w, now, flow)
+        return
     while f.out_head != NONE:
         lose(w, flow, f.out_head)
     on_timeout(w, now, flow)

@@ -97,11 +97,13 @@ def sample(w: World, now: int) -> None:
         for row in range(m.sample_row):
             for link in range(m.link_count):
                 series(w)[row * m.link_count + link] = series(w)[(2 * row + 1) * m.link_count + link]
+        set_timer(w, now + m.sample_every, SAMPLE)  # this one lies between two of the longer interval
         m.sample_every *= 2
+        return
     for link in range(meta(w).link_count):
         series(w)[m.sample_row * m.link_count + link] = links(w)[link].backlog
     m.sample_row += 1
-    if m.heap:
+    if m.heap + m.timers > 0:  # else nothing can happen any more
         set_timer(w, now + m.sample_every, SAMPLE)
 
 

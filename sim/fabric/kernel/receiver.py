@@ -62,13 +62,13 @@ def answer(w: World, now: int, packet: int, kind: int) -> None:
 
 
 @compiled
-def take(w: World, now: int, flow: int, chunk: int) -> None:
+def take(w: World, now: int, flow: int, chunk: int, marked: int) -> None:
     """A chunk has arrived."""
     f = flows(w)[flow]
     c = chunks(w)[f.first_chunk + chunk]
     if c.got or f.state != ACTIVE:
         return
-    c.got = 1
+    c.got, c.marked = 1, marked
     f.received += 1
     if chunk < f.critical:
         f.critical_received += 1
@@ -117,12 +117,15 @@ def on_packet(w: World, now: int, packet: int) -> None:
     flow = p.flow
     t = transports(w)[flows(w)[flow].transport]
     if p.kind == DATA and not p.trimmed:
-        take(w, now, flow, p.chunk)
+        take(w, now, flow, p.chunk, p.marked)
     if t.recovery == NEVER:
         free_packet(w, packet)
         return
     if t.control == PULL_PACED and flows(w)[flow].state == ACTIVE:
         add_pull(w, now, flow)
+    if p.kind == DATA and not p.asks and not p.trimmed and flows(w)[flow].state == ACTIVE:
+        free_packet(w, packet)
+        return
     kind = BITMAP if p.kind == PROBE else NACK if p.trimmed else ACK
     answer(w, now, packet, kind)
 

@@ -3,7 +3,7 @@ chunk."""
 
 from __future__ import annotations
 
-from dblp.sim.fabric.kernel.access import chunks, classes, flows, meta, packets, transports
+from dblp.sim.fabric.kernel.access import chunks, classes, flows, meta, packets, paths, samples, transports
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.ports import count, enqueue, take_packet
@@ -21,6 +21,7 @@ from dblp.sim.fabric.kernel.state import (
     PROBE,
     PULL_PACED,
     RTO,
+    SAMPLES_KEPT,
     SENT,
     STOP_STALL,
     TWINS,
@@ -35,7 +36,11 @@ DUPLICATES = 3
 BURST_BYTES = 65_507
 """Most that leaves in one call (a UDP datagram's limit, which segmentation offload inherits)."""
 LARGE_BYTES = 256 * 1024
-"""Windows from here on leave by halves (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
+"""Windows from here on leave whole (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
+LONG_RTT_PS = 2e9
+"""Round trips from here on have it in parts all the same (``dblp.transport.congestion.delay.PACED_RTT_S``)."""
+TRAIN_BURSTS = 32
+"""Most bursts that leave together (``dblp.transport.burst.TRAIN_BURSTS``)."""
 MOST_BACKOFF = 6
 """A timeout doubles so many times at most."""
 
@@ -81,14 +86,62 @@ def first_repair(w: World, flow: int) -> int:
 
 
 @compiled
+def path_of(w: World, flow: int) -> int:
+    """The index of what is kept of the way from a flow's source to its target."""
+    f = flows(w)[flow]
+    return int(f.source * meta(w).hosts + f.target)
+
+
+@compiled
+def room_of(w: World, flow: int) -> float:
+    """What the window of a path leaves: flows between two hosts share it."""
+    return float(flows(w)[flow].window - paths(w)[path_of(w, flow)].inflight)
+
+
+@compiled
+def filtered(w: World, flow: int) -> float:
+    """The least round trip of the last portions."""
+    place = path_of(w, flow)
+    least = samples(w)[place * SAMPLES_KEPT]
+    for number in range(1, min(paths(w)[place].samples, SAMPLES_KEPT)):
+        least = min(least, samples(w)[place * SAMPLES_KEPT + number])
+    return float(least)
+
+
+@compiled
+def part(w: World, flow: int) -> float:
+    """What leaves at once of a window in portions, packets: a part of it; a large one whole, unless round trips are long."""
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
+    whole = f.window * t.packet >= LARGE_BYTES and filtered(w, flow) < LONG_RTT_PS
+    return float(f.window if whole else f.window / t.portions)
+
+
+@compiled
 def portion(w: World, flow: int) -> int:
-    """Packets that leave together: one; or as the endpoint sends, a part of the window, a burst at most, what is left."""
+    """Packets that leave together: one; or as the endpoint sends, as many whole bursts as a part of the window and the room have,
+    where they have two; else a burst at most, and what waits for the path."""
     f = flows(w)[flow]
     t = transports(w)[f.transport]
     if t.portions == 0 or first_repair(w, flow) != NONE:
         return 1
-    parts = t.portions if f.window * t.packet < LARGE_BYTES else 2
-    return int(max(min(int(f.window / parts), BURST_BYTES // t.packet, f.chunks - f.next_new), 1))
+    burst, left = BURST_BYTES // t.packet, paths(w)[path_of(w, flow)].waiting
+    room = int(max(min(part(w, flow), room_of(w, flow)), 1.0))
+    bursts = min(room // burst, left // burst, TRAIN_BURSTS)
+    if bursts >= 2:
+        return int(bursts * burst)
+    return int(max(min(room, burst, left), 1))
+
+
+@compiled
+def worth_sending(w: World, flow: int) -> float:
+    """Room that a window in portions must have before anything leaves behind what is in flight."""
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
+    if first_repair(w, flow) != NONE:
+        return 1.0
+    train = float(min(paths(w)[path_of(w, flow)].waiting, TRAIN_BURSTS * (BURST_BYTES // t.packet)))
+    return float(max(min(train, f.window / 2.0, part(w, flow)), 1.0))
 
 
 @compiled
@@ -97,7 +150,19 @@ def window_full(w: World, flow: int) -> bool:
     f = flows(w)[flow]
     if transports(w)[f.transport].portions == 0:
         return bool(f.inflight >= max(f.window, 1.0))
-    return bool(f.inflight > 0 and f.inflight + portion(w, flow) > f.window)
+    return bool(paths(w)[path_of(w, flow)].inflight > 0 and room_of(w, flow) < worth_sending(w, flow))
+
+
+@compiled
+def has_work(w: World, flow: int) -> bool:
+    """Whether a flow has something to send."""
+    f = flows(w)[flow]
+    if f.sender_done:
+        return False
+    if f.next_new < f.chunks:
+        return True
+    passes = transports(w)[f.transport].recovery == BY_PASSES
+    return bool(first_repair(w, flow) != NONE and (not passes or f.repair_open))
 
 
 @compiled
@@ -112,9 +177,7 @@ def sendable(w: World, flow: int) -> bool:
             return False
     elif t.control != UNLIMITED and window_full(w, flow):
         return False
-    if f.next_new < f.chunks:
-        return True
-    return bool(first_repair(w, flow) != NONE and (t.recovery != BY_PASSES or f.repair_open))
+    return has_work(w, flow)
 
 
 @compiled
@@ -124,9 +187,20 @@ def take_chunk(w: World, flow: int) -> int:
     repair = first_repair(w, flow)
     if repair == NONE or (transports(w)[f.transport].recovery == BY_PASSES and not f.repair_open):
         f.next_new += 1
+        if transports(w)[f.transport].portions:
+            paths(w)[path_of(w, flow)].waiting -= 1
         return int(f.next_new - 1)
     f.repair_head = chunks(w)[f.first_chunk + repair].next
     return repair
+
+
+@compiled
+def count_inflight(w: World, flow: int, change: int) -> None:
+    """Packets that are in flight, of a flow, and of the path if it has a window."""
+    f = flows(w)[flow]
+    f.inflight += change
+    if transports(w)[f.transport].portions:
+        paths(w)[path_of(w, flow)].inflight += change
 
 
 @compiled
@@ -142,7 +216,7 @@ def join_outstanding(w: World, now: int, flow: int, chunk: int) -> None:
         chunks(w)[f.first_chunk + f.out_tail].next = chunk
     f.out_tail = chunk
     f.order += 1
-    f.inflight += 1
+    count_inflight(w, flow, 1)
 
 
 @compiled
@@ -158,7 +232,7 @@ def leave_outstanding(w: World, flow: int, chunk: int) -> None:
         f.out_tail = c.prev
     else:
         chunks(w)[f.first_chunk + c.next].prev = c.prev
-    f.inflight -= 1
+    count_inflight(w, flow, -1)
 
 
 @compiled

@@ -45,6 +45,8 @@ RINGS = 4
 """Rings of a host, one a class: flows with something to send take turns, lower classes first."""
 CACHED_PATHS = 8
 """REPS: entropies that a flow remembers (its artifact's circular buffer)."""
+SAMPLES_KEPT = 8
+"""Round trips, the least of which counts (``dblp.transport.congestion.delay.FILTER_SAMPLES``)."""
 MARGIN = 64
 """Free packets that one event may take."""
 
@@ -68,18 +70,19 @@ is in."""
 FLOW = _struct(
     time="""first_chunk rto_at stall_at ready_at start_at finished_at base_rtt latency first_successor last_cut
         newest_sent cubic_epoch freeze_until bytes""",
-    float="window threshold srtt rttvar alpha cubic_max share_marked least_rtt least_before",
+    float="window threshold srtt rttvar alpha cubic_max share_marked",
     int="""source target chunks need critical droppable next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
-        cached cached_first wire_packets detour samples""",
+        cached cached_first wire_packets detour""",
     flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
         slow_start on_pull_ring""",
 )  # fmt: skip
 """One direction of one message, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``: predecessors that
 are not done."""
-CHUNK = _struct(time="sent", int="order next prev", flag="state got again")
-"""A packet's worth of a flow; ``got``: the receiver has it; ``again``: it has left more than once."""
+CHUNK = _struct(time="sent", int="order next prev", flag="state got again marked")
+"""A packet's worth of a flow; ``got``: the receiver has it; ``again``: it has left more than once; ``marked``: it came
+with a mark."""
 LINK = _struct(
     time="free_at delay sent_bytes data_bytes sent_packets backlog peak",
     float="ps_per_byte loss",
@@ -103,6 +106,12 @@ TRANSPORT = _struct(
     int="packet payload ack max_timeouts control recovery stop by_remaining ecn portions card",
 )
 """See TransportSpec."""
+PATH = _struct(
+    time="last_cut", float="window srtt rttvar", int="samples inflight waiting head tail", flag="slow_start"
+)
+"""What the endpoint keeps of a path for longer than a message: of flows in portions from one host to another. ``window`` 0: none
+yet. ``samples``: round trips so far, of which the last ``SAMPLES_KEPT`` are in an array of their own. ``head``, ``tail``: flows
+that have something to send, the oldest first; ``waiting``: their packets that have not left yet."""
 EVENT = _struct(time="at sequence value")
 CHANGE = _struct(time="at", float="loss", int="link", flag="action down spare_control")
 """A change of a link. ``action``: 0 the link itself, 1 what routing knows."""
@@ -164,9 +173,10 @@ class Arrays(NamedTuple):
     """uint64 (1): state of the generator."""
     series: Array
     """int32 (rows, L): backlogs at equal intervals."""
-    windows: Array
-    """float64 (H * H or 1): of flows in portions, the window that the last one between two hosts ended with, negative after slow
-    start; 0: none yet."""
+    paths: Array
+    """PATH (H * H or 1), of the host that sends and the one that receives."""
+    samples: Array
+    """float64 (H * H or 1, SAMPLES_KEPT): their round trips, picoseconds, the oldest overwritten first."""
 
     def world(self) -> World:
         """Their addresses; good while the arrays live."""

@@ -104,10 +104,13 @@ def detour(w: World, flow: int) -> int:
 
 @compiled
 def sprayed(w: World, flow: int) -> int:
-    """The next path in turn; those that are down have no turn."""
+    """The next path in turn; those that are down have no turn. A flow that would begin on one of them begins on any: short flows
+    would all begin on the next."""
     f = flows(w)[flow]
     f.turn = (f.turn + 1) % meta(w).paths
-    if meta(w).known_down > 0:
+    if f.wire_packets == 0:
+        f.turn = unless_down(w, f.source, f.target, f.turn)
+    elif meta(w).known_down > 0:
         f.turn = usable_from(w, f.source, f.target, f.turn)
     return int(f.turn)
 
