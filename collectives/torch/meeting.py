@@ -59,7 +59,7 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
     """A gloo group for the C++ calls that no Python method can receive; None where gloo is missing.
 
     Connections are made on first use, so that a group that never falls through costs two idle threads; torch 2.7, which cannot do
-    so, makes them at once.
+    so, makes them at once. A store outlives destroy and init within one process: what an earlier group left there is not read.
     """
     if not dist.is_gloo_available():
         return None
@@ -68,7 +68,10 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         options._devices = [_gloo_device()]
         options._timeout = timeout
         options._threads = 1
-        inner = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), rank, world_size, options)
+        generation = store.add(f"gloo/generation/{rank}", 1)
+        inner = c10d.ProcessGroupGloo(
+            c10d.PrefixStore(f"gloo/{generation}", store), rank, world_size, options
+        )
         _inner.add(inner)
         return inner
     except (

@@ -4,10 +4,15 @@ import json
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+FSDP2_HOOK = pytest.mark.skipif(
+    tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 9),
+    reason="torch 2.9 or later: set_custom_reduce_scatter, by which attach reaches a model of fully_shard",
+)
 ROOT = Path(__file__).parents[2]
 
 

@@ -118,12 +118,18 @@ def hook_error(rank, world_size, folder):
 
 
 def again(rank, world_size, folder):
-    """destroy and init on one store, as under a launcher whose store outlives the group."""
+    """destroy and init on one store, as under a launcher whose store outlives the group; the gloo group behind each is its own."""
     store = dist.FileStore(f"{folder}/store", world_size)
     for round_ in range(3):
         dist.init_process_group("dblp", store=store, rank=rank, world_size=world_size)
         dist.all_reduce(tensor := torch.full((1000,), float(rank + round_)))
         assert tensor[0].item() == sum(peer + round_ for peer in range(world_size))
+        gathered = torch.zeros(world_size)
+        torch.ops._c10d_functional.all_gather_into_tensor_out(
+            torch.tensor([float(rank)]), world_size, dist.group.WORLD.group_name, out=gathered
+        )
+        torch.ops._c10d_functional.wait_tensor(gathered)
+        assert gathered.tolist() == list(range(world_size))
         dist.destroy_process_group()
     assert not [thread for thread in threading.enumerate() if thread.name == "dblp-engine"]
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.sockets]
+from tests.torch.conftest import FSDP2_HOOK
+
+pytestmark = [pytest.mark.processes, pytest.mark.sockets, FSDP2_HOOK]
 
 
 @pytest.mark.parametrize("before, after", [(4, 2), pytest.param(2, 4, marks=pytest.mark.slow)])

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.sockets]
+from tests.torch.conftest import FSDP2_HOOK
+
+pytestmark = [pytest.mark.processes, pytest.mark.sockets, FSDP2_HOOK]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
