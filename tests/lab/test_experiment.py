@@ -182,6 +182,8 @@ def test_files_that_cannot_be_read(tmp_path):
         (["run", "clean", "--seconds", "0"], "seconds=0.0: needs a number of at least 0.01"),
         (["run", "clean", "--rounds", "0"], "rounds=0"),
         (["run", "clean", "--hosts", "0"], "hosts=0"),
+        (["run", "clean", "--rate", "fast"], "--rate: 'fast' is not a rate"),
+        (["run", "clean", "--rate", "1kbit"], "8kbit at least"),
         (["run", "clean", "--arms", "gloo-foo"], "--arms: arm, column 1: 'foo' is no congestion control"),
         (["run", "clean", "--capture", "FOLDER"], "is a folder; name a file"),
         (["run", "clean", "--capture", "x.pcap", "--capture-host", "4"], "there are hosts 0 to 3"),

@@ -14,6 +14,7 @@ from dblp.cli.host import document, write_json
 from dblp.cli.options import parse_sizes, parse_time
 from dblp.cli.output import check_outputs, picture_form, write_file
 from dblp.errors import ConfigError, LocalError
+from dblp.units import parse_bps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +64,7 @@ def run(
     impair: Annotated[str, typer.Option(help="Another schedule of impairments; 'none' for none.")] = "",
     traffic: Annotated[str, typer.Option(help="Other traffic of the cross hosts.")] = "",
     hosts: Annotated[int | None, typer.Option(help="Another number of hosts, a rank each.")] = None,
+    rate: Annotated[str, typer.Option(help="Another rate of each host's link: 100mbit.")] = "",
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds an arm.")] = None,
     block: Annotated[int | None, typer.Option(help="Another number of rounds in a block.")] = None,
     seconds: Annotated[str | None, typer.Option(help="Another limit of a block: 20s, 1min.")] = None,
@@ -76,7 +78,8 @@ def run(
     png: Annotated[Path | None, typer.Option(help="Write a picture of the results.")] = None,
 ) -> None:
     """Run an experiment: all arms in turn over one network, under the same schedule of impairments."""
-    chosen = _changed(_loaded(experiment), arms, sizes, hosts, rounds, block, seconds)
+    chosen = _changed(_loaded(experiment), arms, sizes, rounds, block, seconds)
+    chosen = _placed(chosen, hosts, rate)
     chosen = _impaired(_trained(chosen, data, data_dir, epochs), impair, traffic)
     outputs = _Outputs(json=json, report=report, png=png, capture=capture, capture_host=capture_host)
     _run(chosen, outputs, "lab run")
@@ -96,14 +99,11 @@ def _changed(
     experiment: Experiment,
     arms: str | None,
     sizes: str | None,
-    hosts: int | None,
     rounds: int | None,
     block: int | None,
     seconds: str | None,
 ) -> Experiment:
     """The experiment as the options want it; what was not given stays."""
-    from dataclasses import replace
-
     changes: dict[str, Any] = {
         name: value for name, value in (("rounds", rounds), ("block", block)) if value is not None
     }
@@ -113,9 +113,22 @@ def _changed(
         changes["arms"] = _arms(arms)
     if sizes is not None:
         changes["sizes"] = tuple(parse_sizes(sizes))
-    if hosts is not None:
-        changes["topology"] = replace(experiment.topology, hosts=hosts)
     return experiment.with_(**changes) if changes else experiment
+
+
+def _placed(experiment: Experiment, hosts: int | None, rate: str) -> Experiment:
+    """The same experiment on another network."""
+    from dataclasses import replace
+
+    changes: dict[str, Any] = {}
+    if hosts is not None:
+        changes["hosts"] = hosts
+    if rate:
+        try:
+            changes["rate_bps"] = parse_bps(rate)
+        except ConfigError as error:
+            raise ConfigError(f"--rate: {error}") from None
+    return experiment.with_(topology=replace(experiment.topology, **changes)) if changes else experiment
 
 
 def _arms(text: str) -> tuple[Arm, ...]:
