@@ -118,7 +118,7 @@ def hook_error(rank, world_size, folder):
 
 
 def again(rank, world_size, folder):
-    """destroy and init on one store, as under a launcher whose store outlives the group; each has its own gloo group behind it."""
+    """destroy and init on one store, as under a launcher whose store outlives the group; each has its own gloo group."""
     store = dist.FileStore(f"{folder}/store", world_size)
     for round_ in range(3):
         dist.init_process_group("dblp", store=store, rank=rank, world_size=world_size)
