@@ -351,5 +351,5 @@ def capture(
     """Capture some rounds of one arm of an experiment, for dblp pcap or Wireshark."""
     if any(found.preset is None for found in _arms(arm)):
         raise ConfigError(f"--arm {arm}: a capture holds dblp's datagrams; gloo's arms send TCP")
-    chosen = _changed(_loaded(experiment), arm, sizes, None, rounds, None, None)
+    chosen = _changed(_loaded(experiment), arm, sizes, rounds, None, None)
     _run(chosen, _Outputs(capture=file, capture_host=host), "lab capture")
