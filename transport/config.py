@@ -43,7 +43,8 @@ class TransportConfig:
     """Settings of one endpoint. The defaults suit 1 to 25 Gb/s Ethernet and Linux's own socket limits."""
 
     timeout_s: float = 300.0
-    """Seconds that a round may take before it raises DeadlineError on every survivor."""
+    """Seconds that a round may take before it raises DeadlineError on every survivor. Groups of torch.distributed have their own
+    timeout, 30 minutes by default: there the variable counts where none is passed."""
     connect_timeout_s: float = 60.0
     """Seconds that the rendezvous and the handshakes may take."""
     datagram_bytes: int = ETHERNET_DATAGRAM_BYTES

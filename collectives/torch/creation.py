@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from datetime import timedelta
 from typing import Any
+
+from torch.distributed.constants import default_pg_timeout
 
 from dblp.collectives.torch.backend import NAME, DblpProcessGroup
 from dblp.errors import ConfigError
@@ -22,8 +26,20 @@ def create(options: Any, pg_options: Any = None) -> DblpProcessGroup:
         )
     config = pg_options if pg_options is not None else TransportConfig.from_env()
     return DblpProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, options.group_id, config
+        options.store,
+        options.group_rank,
+        options.group_size,
+        _timeout(options.timeout, config),
+        options.group_id,
+        config,
     )
+
+
+def _timeout(given: timedelta, config: TransportConfig) -> timedelta:
+    """The timeout that torch passes; where that is its own default, 30 minutes, ``DBLP_TIMEOUT_S`` if it is set."""
+    if given == default_pg_timeout and os.environ.get("DBLP_TIMEOUT_S"):
+        return timedelta(seconds=config.timeout_s)
+    return given
 
 
 def _refuse_mixed() -> None:

@@ -456,7 +456,8 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
 def _checked(policy: object, group: DblpProcessGroup, budget: BudgetController | None) -> Policy:
     if not isinstance(policy, Policy):
         raise ConfigError(
-            f"policy={policy!r}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(), or the name of a preset"
+            f"policy={policy!r}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); attach takes the name of a "
+            "preset, too, a policy that is changed later does not: its transport and controller come with attach"
         )
     _check_algorithm(policy, group, budget)
     return policy

@@ -134,6 +134,21 @@ def again(rank, world_size, folder):
     assert not [thread for thread in threading.enumerate() if thread.name == "dblp-engine"]
 
 
+def unnamed_timeout(rank, world_size, folder):
+    """Where nobody passes a timeout, DBLP_TIMEOUT_S takes the place of torch's half hour; who passes one has it."""
+    os.environ["DBLP_TIMEOUT_S"] = "1.5"
+    store = dist.FileStore(f"{folder}/store", world_size)
+    dist.init_process_group("dblp", store=store, rank=rank, world_size=world_size)
+    named = dist.new_group(timeout=timedelta(seconds=77))
+    assert named._timeout == timedelta(seconds=77)
+    if rank == 0:
+        text, seconds = _failure(lambda: dist.all_reduce(torch.ones(10)))
+        assert "rank 1" in text and 1.0 < seconds < 20.0, (text, seconds)
+    else:
+        time.sleep(4.0)
+        _failure(lambda: dist.all_reduce(torch.ones(10)))
+
+
 def _dumps(folder, count=2):
     """The JSON dumps below a folder, once there are so many files."""
     deadline = time.monotonic() + 20

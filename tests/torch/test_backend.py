@@ -51,7 +51,9 @@ def test_bounded_training_on_a_lossy_network(ranks):
     ranks("lossy_network", 2)
 
 
-@pytest.mark.parametrize("scenario", ["mismatch", "timeouts", "backward_error", "again", "absent"])
+@pytest.mark.parametrize(
+    "scenario", ["mismatch", "timeouts", "unnamed_timeout", "backward_error", "again", "absent"]
+)
 def test_failures(ranks, scenario):
     ranks(scenario, 2)
 
