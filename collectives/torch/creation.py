@@ -24,22 +24,14 @@ def create(options: Any, pg_options: Any = None) -> DblpProcessGroup:
         raise ConfigError(
             f"pg_options={pg_options!r}: the dblp backend takes a dblp.TransportConfig, or None"
         )
-    config = pg_options if pg_options is not None else TransportConfig.from_env()
+    config, timeout = pg_options, options.timeout
+    if config is None:
+        config = TransportConfig.from_env()
+        if timeout == default_pg_timeout and os.environ.get("DBLP_TIMEOUT_S"):
+            timeout = timedelta(seconds=config.timeout_s)  # nobody chose torch's half hour
     return DblpProcessGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        _timeout(options.timeout, config),
-        options.group_id,
-        config,
+        options.store, options.group_rank, options.group_size, timeout, options.group_id, config
     )
-
-
-def _timeout(given: timedelta, config: TransportConfig) -> timedelta:
-    """The timeout that torch passes; where that is its own default, 30 minutes, ``DBLP_TIMEOUT_S`` if it is set."""
-    if given == default_pg_timeout and os.environ.get("DBLP_TIMEOUT_S"):
-        return timedelta(seconds=config.timeout_s)
-    return given
 
 
 def _refuse_mixed() -> None:

@@ -39,6 +39,12 @@ SEGMENT = 44 * 1408
 """What the collectives pipeline by: the chunks of a burst."""
 
 
+APART = pytest.mark.xfail(
+    strict=True, reason="5.9 to 7.9 % apart since the endpoint's network serves datagrams one by one"
+)
+"""Not within the twentieth that is wanted (docs/fabric.md)."""
+
+
 @pytest.mark.parametrize(
     ("topology", "algorithm", "hosts", "size"),
     [
@@ -48,15 +54,30 @@ SEGMENT = 44 * 1408
         (STAR, "direct", 2, "1M"),
         (STAR, "direct", 4, "1M"),
         (STAR, "direct", 4, "2M"),
+        (STAR, "ring", 8, "1M"),
         (SPINES, "ring", 4, "512K"),
+        pytest.param(STAR, "direct", 4, "512K", marks=APART),
+        pytest.param(STAR, "direct", 2, "2M", marks=APART),
     ],
 )
 def test_both_engines_agree_within_a_twentieth(topology, algorithm, hosts, size):
-    """Where the model sends as the endpoint does. Longer messages are up to 7 % apart: docs/fabric.md."""
+    """Where the model sends as the endpoint does."""
     if topology is STAR:
         topology = {**STAR, "hosts": hosts}
     exact = run_exact(small(topology, algorithm=algorithm, size=size))
     packet = run_packet(small(topology, algorithm=algorithm, size=size, segment=SEGMENT, **ENDPOINT))
+    assert exact.ended == packet.ended == "done"
+    assert packet.times_s[0] == pytest.approx(exact.times_s[0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size"),
+    [pytest.param(4, "512K", marks=APART), (4, "1M"), pytest.param(8, "1M", marks=APART)],
+)
+def test_ideal_hosts_agree_on_rings(hosts, size):
+    """The model as most experiments have it: nothing waits in a card, every packet is answered, a shard goes on as a whole."""
+    wanted = small({**STAR, "hosts": hosts}, algorithm="ring", size=size)
+    exact, packet = run_exact(wanted), run_packet(wanted)
     assert exact.ended == packet.ended == "done"
     assert packet.times_s[0] == pytest.approx(exact.times_s[0], rel=0.05)
 

@@ -100,7 +100,7 @@ class _Flat:
         """(replicas, n)."""
         self.replicas = [nn.Parameter(row) for row in self.parameters]
         """The same, row by row: one vector costs an optimiser one call a step."""
-        self.gradients = torch.zeros(workers, len(vector))
+        self.gradients = torch.zeros(workers, len(vector), dtype=vector.dtype)
         """(workers, n)."""
 
     def point_at(self, worker: int) -> None:
