@@ -12,6 +12,8 @@ and lowering it before the engine waits was tried and does not help (``tests/ben
 the evicted main thread reads the interval the moment it loses the lock, before the engine can raise it, and
 the engine, thrown out all the same, would itself wait the long interval.
 
+Placement. The engine's thread keeps to ``processors`` where some are given (``placement``); no other thread is bound.
+
 Processes. A forked child has no engine thread; there every call on a group of its parent raises ClosedError,
 and new groups get a new engine.
 """
@@ -25,7 +27,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Generic, TypeVar
 
 from dblp.errors import ClosedError
@@ -42,8 +44,11 @@ _log = logging.getLogger("dblp.engine")
 class Engine:
     """A thread with an event loop (uvloop; asyncio where it is missing). Stopped by ``stop`` or at exit."""
 
-    def __init__(self, *, switch_interval_s: float = 50e-6) -> None:
+    def __init__(
+        self, *, switch_interval_s: float = 50e-6, processors: Collection[int] | None = None
+    ) -> None:
         self._pid = os.getpid()
+        self._processors = processors
         self._lock = threading.Lock()
         self._inbox: deque[_Job] = deque()
         self._jobs: dict[asyncio.Future[Any], _Job] = {}
@@ -135,6 +140,8 @@ class Engine:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
+        if self._processors is not None:
+            self._bind(self._processors)
         cause = "its thread has ended"
         try:
             self._loop.run_forever()
@@ -145,6 +152,13 @@ class Engine:
             self._fail_rest(cause)
             self._interval.restore()
             self._loop.close()
+
+    @staticmethod
+    def _bind(processors: Collection[int]) -> None:
+        try:
+            os.sched_setaffinity(0, processors)  # of the calling thread
+        except OSError as error:  # one has been taken away since: slower perhaps, never wrong
+            _log.warning("the engine cannot be bound to processors %s: %s", sorted(processors), error)
 
     def _drain(self) -> None:
         # Cleared first: what is appended during the loop either is seen by it or wakes the engine again.
@@ -268,11 +282,12 @@ class _Shared:
 _shared = _Shared()
 
 
-def acquire_engine(*, switch_interval_s: float = 50e-6) -> Engine:
-    """The process's engine, started if there is none in this process; pair with ``release_engine``."""
+def acquire_engine(*, switch_interval_s: float = 50e-6, processors: Collection[int] | None = None) -> Engine:
+    """The process's engine, started if there is none in this process; pair with ``release_engine``. ``processors``: those that its
+    thread keeps to; None: any."""
     with _shared.lock:
         if _shared.engine is None or not _shared.engine.alive:
-            _shared.engine = Engine(switch_interval_s=switch_interval_s)
+            _shared.engine = Engine(switch_interval_s=switch_interval_s, processors=processors)
             _shared.users = 0
         _shared.users += 1
         return _shared.engine

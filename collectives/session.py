@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dblp.collectives import placement
 from dblp.collectives.deadline import LATE_S
 from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
@@ -59,7 +60,9 @@ class Session:
         """
         self.rank = rank
         self.world_size = world_size
-        self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
+        self.engine = acquire_engine(
+            switch_interval_s=config.switch_interval_s, processors=placement.here(config.engine_cpus)
+        )
         self._cleanup = cleanup or _nothing
         self._closed = False
         self._groups: list[Group] = []

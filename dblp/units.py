@@ -59,6 +59,19 @@ def parse_bps(text: str) -> float:
     return _parse(text, _RATES, "rate")
 
 
+def parse_cpus(text: str) -> frozenset[int]:
+    """Read a list of processors as taskset takes it: ``"0-3,8"``; raises ConfigError."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = (
+            number.strip() for number in (part if "-" in part else f"{part}-{part}").partition("-")
+        )
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+            raise ConfigError(f"{text!r}: {part!r} is neither a processor nor a range of them such as '0-3'")
+        cpus.update(range(int(first), int(last) + 1))
+    return frozenset(cpus)
+
+
 def picoseconds(seconds: float) -> Picoseconds:
     """Round a time in seconds to the packet engine's unit."""
     return Picoseconds(round(seconds * PS_PER_S))

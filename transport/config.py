@@ -11,7 +11,7 @@ from typing import Any
 
 from dblp.errors import ConfigError
 from dblp.transport.fields import check_fields
-from dblp.units import MIB, parse_bps, parse_bytes, parse_seconds
+from dblp.units import MIB, parse_bps, parse_bytes, parse_cpus, parse_seconds
 
 HEADER_BYTES = 48
 """Bytes of header in each datagram; docs/wire.md has the table."""
@@ -34,6 +34,7 @@ _warned: set[str] = set()
 
 EVIDENCE, PASSES = "evidence", "passes"
 REPAIRS = (EVIDENCE, PASSES)
+AUTO_CPUS, ALL_CPUS = "auto", "all"
 MAX_COPIES = 16
 """Of 90 % loss, 16 copies leave 19 %: more are not worth their bytes."""
 
@@ -96,6 +97,9 @@ class TransportConfig:
     """Seed of the endpoint's random choices."""
     switch_interval_s: float = 50e-6
     """``sys.setswitchinterval`` while the engine runs, so that a busy main thread yields soon; 0 leaves it alone."""
+    engine_cpus: str = AUTO_CPUS
+    """Processors that the engine's thread keeps to: ``auto`` (an equal share of them for each rank of the host, where the launcher tells
+    how many ranks those are and has not bound them itself), ``all`` (the scheduler's choice) or a list such as ``0-3,8``."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,6 +124,12 @@ class TransportConfig:
         for name in ("rate_bps", "switch_interval_s", "seed", "flight_rounds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
+
+        if self.engine_cpus not in (AUTO_CPUS, ALL_CPUS):
+            try:
+                parse_cpus(self.engine_cpus)
+            except ConfigError as error:
+                raise ConfigError(f"engine_cpus={error}, nor {AUTO_CPUS!r} or {ALL_CPUS!r}") from None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> TransportConfig:
