@@ -283,8 +283,10 @@ _shared = _Shared()
 
 
 def acquire_engine(*, switch_interval_s: float = 50e-6, processors: Collection[int] | None = None) -> Engine:
-    """The process's engine, started if there is none in this process; pair with ``release_engine``. ``processors``: those that its
-    thread keeps to; None: any."""
+    """The process's engine, started if there is none in this process; pair with ``release_engine``.
+
+    ``processors``: those that its thread keeps to; None: any.
+    """
     with _shared.lock:
         if _shared.engine is None or not _shared.engine.alive:
             _shared.engine = Engine(switch_interval_s=switch_interval_s, processors=processors)

@@ -1,9 +1,9 @@
 """On which processors a rank's engine runs: a share of the host's for each rank that it has.
 
-Why. A datagram wakes the thread that waits for it from the processor of the thread that sent it, and Linux tends to put the woken one
-there too. On a host with about as many ranks as processors two engines end up behind each other on one processor while the other is
-idle, and stay so for a round: 1 MiB between two ranks on two processors took twice as long (docs/performance.md). Launchers of MPI
-bind their processes for this reason; torchrun does not.
+Why. A datagram wakes the thread that waits for it from the processor of the thread that sent it, and Linux tends to put the
+woken one there too. On a host with about as many ranks as processors two engines end up behind each other on one processor while
+the other is idle, and stay so for a round: 1 MiB between two ranks on two processors took twice as long (docs/performance.md).
+Launchers of MPI bind their processes for this reason; torchrun does not.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def engine_processors(
 ) -> frozenset[int] | None:
     """The processors for this process's engine, None to leave it to the scheduler.
 
-    ``text``: the setting ``engine_cpus``; ``own`` and ``parents``: those that this process and the one which started it may use. Where
-    they differ the launcher has bound its ranks, and knows better. Raises ConfigError for a list of which this process may use none.
+    ``text``: the setting ``engine_cpus``; ``own`` and ``parents``: those that this process and the one which started it may use.
+    Where they differ the launcher has bound its ranks, and knows better. Raises ConfigError for a list of which this process may
+    use none.
     """
     if text not in (AUTO_CPUS, ALL_CPUS):
         usable = parse_cpus(text) & frozenset(own)
