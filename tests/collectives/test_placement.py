@@ -32,10 +32,12 @@ def test_shares_are_equal_and_leave_no_processor_out(processors, ranks):
 
 
 def test_ranks_of_a_launcher_share_the_processors():
-    assert placement.engine_processors("auto", TORCHRUN, EIGHT, EIGHT) == {4, 5, 6, 7}
-    assert placement.engine_processors("auto", {**TORCHRUN, "LOCAL_RANK": "0"}, {3, 9}, {3, 9}) == {3}
+    assert placement.engine_processors("auto", TORCHRUN, EIGHT, EIGHT) == frozenset({4, 5, 6, 7})
+    assert placement.engine_processors("auto", {**TORCHRUN, "LOCAL_RANK": "0"}, {3, 9}, {3, 9}) == frozenset(
+        {3}
+    )
     slurm = {"SLURM_LOCALID": "3", "SLURM_NTASKS_PER_NODE": "4"}
-    assert placement.engine_processors("auto", slurm, EIGHT, EIGHT) == {6, 7}
+    assert placement.engine_processors("auto", slurm, EIGHT, EIGHT) == frozenset({6, 7})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_a_launcher_that_has_bound_its_ranks_knows_better():
 
 
 def test_a_list_wins_over_everything_and_all_means_all():
-    assert placement.engine_processors("0-1,9", TORCHRUN, {1, 2, 9}, EIGHT) == {1, 9}
+    assert placement.engine_processors("0-1,9", TORCHRUN, {1, 2, 9}, EIGHT) == frozenset({1, 9})
     assert placement.engine_processors("all", TORCHRUN, EIGHT, EIGHT) is None
 
 
@@ -85,7 +87,12 @@ def test_only_the_engine_s_thread_is_bound():
     try:
         seen: list[set[int]] = []
         done = threading.Event()
-        engine.loop.call_soon_threadsafe(lambda: (seen.append(os.sched_getaffinity(0)), done.set()))
+
+        def look() -> None:
+            seen.append(os.sched_getaffinity(0))
+            done.set()
+
+        engine.loop.call_soon_threadsafe(look)
         assert done.wait(10)
         assert seen == [chosen]
         assert os.sched_getaffinity(0) == before
