@@ -32,6 +32,8 @@ _log = logging.getLogger("dblp")
 _warned: set[str] = set()
 """Unknown variables that this process has spoken of."""
 
+LOSSY, ALWAYS = "lossy", "always"
+BY_VALUE = (LOSSY, ALWAYS)
 EVIDENCE, PASSES = "evidence", "passes"
 REPAIRS = (EVIDENCE, PASSES)
 AUTO_CPUS, ALL_CPUS = "auto", "all"
@@ -81,6 +83,10 @@ class TransportConfig:
     """When a lost chunk of a bounded message goes again, by name: ``evidence`` (as soon as a later arrival says that it is lost,
     and as many as the bound needs) or ``passes`` (MLT's and DBLP's probe and bitmap: all that is missing, once all that has left
     is known to have arrived or not)."""
+    by_value: str = LOSSY
+    """When chunks with tags leave in the order of their value, each class under its own DSCP, by name: ``lossy`` (on a path that
+    has lost a hundredth within ten seconds, and wherever the last to leave are left behind; on others only the critical ones come
+    first, which takes a third less time) or ``always`` (for switches that look at DSCP from the first datagram on)."""
     ifname: str = ""
     """Interface or address to use; empty: the one on the route to the master. Of several, ``eth0,eth1``, the paths take turns:
     path i of one rank meets path i of another, so list them in the same order everywhere."""
@@ -118,6 +124,8 @@ class TransportConfig:
         _check_congestion(self.congestion)
         if self.repair not in REPAIRS:
             raise ConfigError(f"repair={self.repair!r}: known are {', '.join(map(repr, REPAIRS))}")
+        if self.by_value not in BY_VALUE:
+            raise ConfigError(f"by_value={self.by_value!r}: known are {', '.join(map(repr, BY_VALUE))}")
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")

@@ -174,7 +174,7 @@ class Fates:
             elif flight.control.type is Type.END:
                 self._outbox.end_again(self._outbox.messages.get(flight.control.message), path)
             return
-        path.settle(flight.count * flight.bursts, lost)
+        path.settle(flight.count * flight.bursts, lost, now)
         space.lost.append(flight)
         message = flight.message
         if message is not None and not message.done:

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from dblp.transport import wire
 from dblp.transport.burst import burst_chunks
-from dblp.transport.config import HEADER_BYTES, PASSES, TransportConfig
+from dblp.transport.config import ALWAYS, HEADER_BYTES, PASSES, TransportConfig
 from dblp.transport.flight import Control
 from dblp.transport.message import UNTAGGED, MessageSpec, Sent, class_counts
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.peer_paths import PeerPaths
+from dblp.transport.policy import Stop
 from dblp.transport.port import Bytes
 from dblp.transport.send_path import HEAVY_LOSS, MAX_PROBE_GAP_S, SendPath
 from dblp.transport.wire import Type
@@ -55,6 +56,7 @@ class Outbox:
         self.active: deque[Outgoing] = deque()  # messages that may have something to send
         self.active_ids: set[int] = set()
         self.passes = config.repair == PASSES
+        self.always_by_value = config.by_value == ALWAYS
         self.early_bytes = config.early_bytes
         self.goodbye_heard = False  # the peer has acknowledged our CLOSE
         self.blocked_at = float("inf")  # since when no chunk could leave for want of a grant
@@ -85,9 +87,12 @@ class Outbox:
         )  # fmt: skip
         head = bytearray(wire.encode_header(header))
         per_burst = burst_chunks(spec.chunk_bytes)
-        out = Outgoing(message, spec, data, head, per_burst, classes, passes=self.passes)
+        lossy = any(path.lossy for path in self.paths)
+        # Rules other than STALL leave behind what comes last.
+        ranked = lossy or self.always_by_value or spec.stop is not Stop.STALL
+        out = Outgoing(message, spec, data, head, per_burst, classes, passes=self.passes, ranked=ranked)
         out.wakes = self.wake
-        if any(path.heavy_share > HEAVY_LOSS for path in self.paths):
+        if (lossy and spec.budget > 0.0) or any(path.heavy_share > HEAVY_LOSS for path in self.paths):
             out.hurry()
         self._allow_early(out)
         self.blocked_at = float("inf")  # its first grant may be lost: asked for soon

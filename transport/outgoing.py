@@ -84,21 +84,23 @@ class Outgoing:
         classes: npt.NDArray[np.uint8] | None = None,
         *,
         passes: bool = False,
+        ranked: bool = True,
     ) -> None:
-        """``classes``: the class of each chunk, where they differ; ``passes``: ``TransportConfig.repair`` in passes."""
+        """``classes``: the class of each chunk, where they differ; ``passes``: ``TransportConfig.repair`` in passes; ``ranked``:
+        see ``Lanes``."""
         self.id = message
         self.spec = spec
         self.source = ChunkSource(data, spec.chunk_bytes)
         self.head = head  # one header's bytes, patched for each burst; ``row`` is the same memory as words
         self.row: npt.NDArray[np.uint64] = np.frombuffer(head, np.uint64)
         self.per_burst = per_burst
-        # Chunks that leave together at least, while more are to come. Bounded rounds are for paths that lose, see ``hurry``.
-        self.portion = 1 if spec.budget > 0.0 else min(per_burst, max(spec.chunks // PORTIONS, 1))
+        # Chunks that leave together at least, while more are to come; see ``hurry``.
+        self.portion = min(per_burst, max(spec.chunks // PORTIONS, 1))
         self.cls = BOUNDED_CLASS if spec.budget > 0.0 else EXACT_CLASS  # of what leaves next, see ``aim``
         self.lanes: Lanes | None = None
         if classes is not None:
-            self.lanes = Lanes(classes, self.source.full)
-            self.cls = int(classes.max())
+            self.lanes = Lanes(classes, self.source.full, ranked=ranked)
+            self.cls = self.lanes.last_class
         self.end_cls = self.cls  # the last class to leave: its END tells of all
         self.may_miss = spec.may_miss
         self.passes = passes and spec.budget > 0.0
@@ -283,8 +285,12 @@ class Outgoing:
             self.again_loss = self.loss_share**times
 
     def hurry(self) -> None:
-        """The path loses much: whatever is offered leaves at once. Each burst is evidence of what became of those before it."""
+        """The path loses much: whatever is offered leaves at once, the most valuable first. Each burst is evidence of what became
+        of those before it."""
         self.portion = 1
+        if self.lanes is not None:
+            self.lanes.rank()
+            self.end_cls = self.lanes.last_class
 
     def sendable(self) -> bool:
         """Something could leave now, credit permitting."""

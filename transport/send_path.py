@@ -53,6 +53,15 @@ SETTLED_DATAGRAMS = 64
 """Datagrams of which half are forgotten in ``heavy_share``: a burst of loss is known as such after one burst."""
 SETTLED_PRIOR = 16.0
 """Datagrams that are taken to have arrived before any did: a few losses make no burst of loss."""
+LOSSY_SHARE = 0.01
+"""Loss share from which on it is worth its cost to send by value, and bounded messages in small pieces: less than that is
+repaired, or carried, whichever chunks it hits."""
+LOSSY_DATAGRAMS = 2048
+"""Datagrams of which half are forgotten in that share."""
+LOSSY_PRIOR = 256.0
+"""Datagrams that are taken to have arrived before any did: two lost ones make no lossy path."""
+LOSSY_MEMORY_S = 10.0
+"""How long a path stays lossy after it was so: bursts come back."""
 FATE_DATAGRAMS = 256
 """Datagrams whose fate makes the loss by which paths are compared: 20 % show as 17 to 23."""
 FATE_PRIOR = 8
@@ -107,6 +116,10 @@ class SendPath:
         self.lost_lately = 0.0
         self.settled = SETTLED_PRIOR  # datagrams of bursts whose fate is known
         self.settled_lost = 0.0  # the lost ones of them
+        self.fates = LOSSY_PRIOR  # the same with a longer memory
+        self.fates_lost = 0.0
+        self.lossy_until = float("-inf")
+        self.lossy = False  # see LOSSY_SHARE
         self.lost_at = float("-inf")  # when something was last found lost
         self.questions = self.questions_lost = 0.0  # control datagrams of late, and the lost ones of them
         self.ask_at = float("-inf")  # when a full window may ask aloud again
@@ -143,11 +156,17 @@ class SendPath:
             return False
         return self.settled_lost > COPIED_LOSS * self.settled
 
-    def settle(self, datagrams: int, lost: int) -> None:
+    def settle(self, datagrams: int, lost: int, now: float) -> None:
         """A burst of chunks is settled: so many of its datagrams are lost, the rest has arrived."""
         keep = 0.5 ** (datagrams / SETTLED_DATAGRAMS)
         self.settled = keep * self.settled + datagrams
         self.settled_lost = keep * self.settled_lost + lost
+        keep = 0.5 ** (datagrams / LOSSY_DATAGRAMS)
+        self.fates = keep * self.fates + datagrams
+        self.fates_lost = keep * self.fates_lost + lost
+        if self.fates_lost > LOSSY_SHARE * self.fates:
+            self.lossy_until = now + LOSSY_MEMORY_S
+        self.lossy = now < self.lossy_until
 
     @property
     def heavy_share(self) -> float:

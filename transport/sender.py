@@ -106,7 +106,7 @@ class PeerSender:
         if news:
             path.forget_loss(arrived)
         if self.fates.whole:
-            path.settle(self.fates.whole, 0)
+            path.settle(self.fates.whole, 0, now)
         if several is not None:
             path.note_fate(arrived, 0)
             self._silence.hear(several, path, feedback, bool(news), now)

@@ -5,9 +5,9 @@
 
 Four workers train a model; the gradients of some steps are then reduced over a simulated network: all workers send to each
 owner of a shard at once, through a port of a switch that is too small for them. Its buffer is shared by all classes, and when
-it is full what waits of the highest class goes first. One row for each way to tag, at buffers in which a tenth of the
-contributions' chunks is lost for good: their classes, and the share of the gradient's energy that they held, on average and
-at most.
+it is full what waits of the highest class goes first. Such switches look at DSCP, so chunks leave by value from the start. One
+row for each way to tag, at buffers in which a tenth of the contributions' chunks is lost for good: their classes, and the
+share of the gradient's energy that they held, on average and at most.
 
 ``--cost``: an all-reduce of 25 MiB on two ranks on sockets, with tags and without; what they cost without any loss.
 """
@@ -148,7 +148,8 @@ async def _congested(gradient: Gradient, policy: Policy, queue_bytes: int, seed:
     switch = SwitchPort(rate_bps=1e9, queue_bytes=queue_bytes, push_out=True)
     network = Network(loop, seed, link=Link(latency_s=20e-6), host=HostSpec(switch=switch))
     endpoints = await connected(
-        [network.port(host) for host in hosts], config=TransportConfig(seed=seed, timeout_s=30.0)
+        [network.port(host) for host in hosts],
+        config=TransportConfig(seed=seed, timeout_s=30.0, by_value="always"),
     )
 
     async def worker(endpoint: Endpoint) -> Report:

@@ -160,6 +160,13 @@ class Cores:
         for rank in ranks or range(len(self.cores)):
             self.cores[rank].begin_round(number, signature, lambda text: text.decode())
 
+    def remember_loss(self) -> None:
+        """All paths have lost so much that what leaves on them is sent by value."""
+        for core in self.cores:
+            for sender in core.senders.values():
+                for path in sender.paths:
+                    path.lossy, path.lossy_until = True, float("inf")
+
     def send(self, source: int, target: int, data: np.ndarray, name: str = "sent", **options: Any) -> Any:
         """Send; the outcome comes to ``outcomes[name]``."""
         spec = options.pop("spec", None) or spec_of(

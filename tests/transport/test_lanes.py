@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dblp.transport.lanes import Lanes
+from dblp.transport.lanes import UNRANKED_CLASS, Lanes
 
 
 @st.composite
@@ -64,6 +64,31 @@ def test_what_is_there_at_once_leaves_in_order_of_class(job):
     while lanes.next >= 0:
         out += lanes.take(lanes.next, 7).tolist()
     assert out == np.argsort(classes, kind="stable").tolist()
+
+
+@given(jobs(), st.integers(0, 200))
+def test_what_is_not_ranked_leaves_in_its_own_order_behind_the_critical_ones_until_it_is(job, before):
+    classes, short, offers, limits, _ = job
+    lanes = Lanes(classes, len(classes) - short, ranked=False)
+    lanes.raise_limit(limits[0])
+    for offer in offers:
+        lanes.offer(offer)
+    lanes.raise_limit(len(classes))
+    merged = np.where(classes > 0, UNRANKED_CLASS, 0)
+    assert lanes.last_class == merged.max()
+    out: list[int] = []
+    while lanes.next >= 0 and len(out) < before:
+        cls = lanes.next
+        out += lanes.take(cls, 1).tolist()
+        assert merged[out[-1]] == cls
+    assert (np.diff(merged[out]) >= 0).all()
+    lanes.rank()
+    assert lanes.last_class == classes.max()
+    rest: list[int] = []
+    while lanes.next >= 0:
+        rest += lanes.take(lanes.next, 7).tolist()
+    assert (np.diff(classes[rest].astype(int)) >= 0).all()
+    assert sorted(out + rest) == list(range(len(classes))) and not lanes.waiting
 
 
 def test_what_lies_beyond_the_limit_waits_for_it():

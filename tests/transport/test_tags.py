@@ -10,11 +10,14 @@ import pytest
 from dblp.errors import ConfigError
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES, TransportConfig
-from dblp.transport.message import most_critical
+from dblp.transport.lanes import UNRANKED_CLASS
+from dblp.transport.message import MessageSpec, most_critical
+from dblp.transport.outgoing import Outgoing
 from dblp.transport.policy import Stop
 from dblp.transport.receiver import Drop
+from dblp.transport.send_path import LOSSY_MEMORY_S
 from dblp.transport.wire import Type
-from tests.transport.cores import LATENCY_S, Cores, deliver_all, numbers, spec_of
+from tests.transport.cores import CHUNK, LATENCY_S, Cores, deliver_all, numbers, spec_of
 from tests.transport.test_receive_paths import random_classes
 
 RTT_S = 2 * LATENCY_S
@@ -39,6 +42,14 @@ def exchange(cores: Cores, data: np.ndarray, classes: np.ndarray, *, until: floa
     return sink
 
 
+def first_times(sent: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Each chunk once, where it left first."""
+    seen: dict[int, tuple[int, int]] = {}
+    for cls, chunk in sent:
+        seen.setdefault(chunk, (cls, chunk))
+    return list(seen.values())
+
+
 def first_lost(chunks: set[int], *, times: int = 1):
     """Loses these chunks the first ``times`` times."""
     left = dict.fromkeys(chunks, times)
@@ -57,6 +68,7 @@ def first_lost(chunks: set[int], *, times: int = 1):
 
 def test_chunks_leave_class_by_class_and_each_burst_has_one_class():
     cores, data = Cores(), numbers(300.5)
+    cores.remember_loss()
     classes = random_classes(301, np.random.default_rng(0))
     sink = exchange(cores, data, classes)
     assert (sink.array == data).all() and (sink.times == 1).all() and (sink.told == 1).all()
@@ -66,8 +78,91 @@ def test_chunks_leave_class_by_class_and_each_burst_has_one_class():
     assert cores.delivered().chunks_sent == 301 and cores.delivered().chunks_resent == 0
 
 
+def test_where_nothing_is_lost_all_but_the_critical_ones_leave_as_they_lie():
+    """Sorting them would cost both hosts half as much again, and nothing is left behind."""
+    cores, data = Cores(), numbers(300.5)
+    classes = random_classes(301, np.random.default_rng(0))
+    sink = exchange(cores, data, classes)
+    assert (sink.array == data).all()
+    critical = np.flatnonzero(classes == 0).tolist()
+    others = np.flatnonzero(classes).tolist()
+    assert sent_chunks(cores) == [(0, chunk) for chunk in critical] + [(UNRANKED_CLASS, c) for c in others]
+
+
+def test_by_value_always_is_from_the_first_datagram_on():
+    cores, data = Cores(config=TransportConfig(by_value="always")), numbers(300)
+    classes = random_classes(300, np.random.default_rng(3))
+    exchange(cores, data, classes)
+    assert [cls for cls, _ in sent_chunks(cores)] == sorted(classes.tolist())
+    with pytest.raises(ConfigError, match=r"by_value='never': known are 'lossy', 'always'"):
+        TransportConfig(by_value="never")
+
+
+@pytest.mark.parametrize("stop", [Stop.EAGER, Stop.DEADLINE])
+def test_what_may_be_left_behind_without_a_loss_is_always_sent_by_value(stop):
+    cores, data = Cores(), numbers(300)
+    classes = random_classes(300, np.random.default_rng(1))
+    spec = MessageSpec(nbytes=data.nbytes, chunk_bytes=CHUNK, budget=0.1, stop=stop, stop_after_s=1.0)
+    exchange(cores, data, classes, spec=spec)
+    assert [cls for cls, _ in sent_chunks(cores)] == sorted(classes.tolist())
+
+
+def test_a_path_that_lost_chunks_is_sent_by_value_until_it_has_lost_none_for_long():
+    cores, data = Cores(), numbers(600)
+    classes = random_classes(600, np.random.default_rng(2))
+
+    def order(number: int) -> list[int]:
+        cores.outcomes.clear()
+        cores.sent.clear()
+        cores.begin(number)
+        cores.receive(1, 0, data, number=number)
+        cores.send(0, 1, data, classes=classes, number=number)
+        cores.run(cores.now + 5.0, stop=lambda: len(cores.outcomes) == 2)
+        return [cls for cls, chunk in first_times(sent_chunks(cores))]
+
+    by_value = sorted(classes.tolist())
+    cores.tamper = first_lost(set(range(0, 600, 30)))
+    assert order(0) != by_value, "nothing was known of the loss"
+    cores.tamper = deliver_all
+    assert order(1) == by_value
+    assert order(2) == by_value
+    cores.now += LOSSY_MEMORY_S
+    order(3)  # its acknowledgements say that the time is over
+    assert order(4) != by_value
+
+
+def test_what_waits_when_a_burst_of_loss_begins_goes_on_by_value():
+    out = Outgoing(
+        0,
+        spec_of(numbers(8), 0.5),
+        numbers(8).view(np.uint8),
+        bytearray(HEADER_BYTES),
+        2,
+        classes_of("31203132"),
+        ranked=False,
+    )
+    out.raise_limit(8)
+    out.offer(0, 8)
+    taken: list[tuple[int, int]] = []
+
+    def take() -> None:
+        out.aim()
+        taken.extend((out.cls, int(chunk)) for chunk in out.take_tagged(2))
+
+    take()
+    take()
+    assert taken == [(0, 3), (UNRANKED_CLASS, 0), (UNRANKED_CLASS, 1)]
+    assert out.end_cls == UNRANKED_CLASS
+    out.hurry()
+    for _ in range(3):
+        take()
+    assert taken[3:] == [(1, 5), (2, 2), (2, 7), (3, 4), (3, 6)]
+    assert out.end_cls == 3, "its END leaves behind all of them"
+
+
 def test_what_is_offered_bit_by_bit_leaves_in_order_of_class_as_far_as_it_is_there():
     cores, data = Cores(), numbers(8)
+    cores.remember_loss()
     cores.begin()
     cores.receive(1, 0, data)
     out = cores.send(0, 1, data, classes=classes_of("31203132"), offered=False)
@@ -186,6 +281,7 @@ def test_of_what_must_be_repaired_the_most_valuable_goes_first():
     classes = classes_of("1123" * 25)
     lost = set(range(20, 34))
     cores.tamper = first_lost(lost)
+    cores.remember_loss()
     exchange(cores, data, classes, budget=0.1)
     again = sent_chunks(cores)[100:]
     assert [cls for cls, _ in again] == sorted(cls for cls, _ in again)
@@ -323,6 +419,7 @@ def test_classes_that_a_network_drops_first_lose_most():
         [] if header.type == Type.DATA and rng.random() < shares[header.cls & 3] else [(0.0, datagram)]
     )
     data, classes = numbers(1000), classes_of("0112233333" * 100)
+    cores.remember_loss()
     exchange(cores, data, classes, budget=0.2)
     lost = np.bincount(classes[cores.received().missing], minlength=4)
     assert lost[0] == lost[1] == 0 and lost[3] > 5 * lost[2]
