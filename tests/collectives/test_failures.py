@@ -12,10 +12,11 @@ import pytest
 
 from dblp.collectives.call import Call, Collective, describe
 from dblp.collectives.group import Group
+from dblp.collectives.presets import preset
 from dblp.collectives.report import Report
 from dblp.errors import ClosedError, ConfigError, DeadlineError, MismatchError, PeerError, RemoteError
 from dblp.sim.loop import run as run_virtual
-from dblp.transport.policy import Bounded, Carry, CarryBound, Consistency, Fill, Policy, Stop, Tags
+from dblp.transport.policy import Bounded, Carry, CarryBound, Consistency, Exact, Fill, Policy, Stop, Tags
 from tests.collectives.fake import FakeNet
 from tests.collectives.worlds import run_memory, run_network
 
@@ -128,6 +129,16 @@ def test_ranks_whose_policies_differ_in_any_field_are_named(kind):
     texts = " / ".join(str(error) for error in errors)
     backwards = ".*".join(reversed(pattern.split(".*")))
     assert re.search(f"{pattern}|{backwards}", texts, re.DOTALL), texts
+
+
+@pytest.mark.parametrize("wrong", [preset("default"), "default", 0.1])
+def test_what_is_no_policy_is_refused_before_anything_is_sent(wrong):
+    async def member(group):
+        with pytest.raises(ConfigError, match=r"a Policy is needed.*preset\('default'\)\.policy"):
+            await group.all_reduce(A.copy(), policy=wrong)
+        await group.all_reduce(A.copy(), policy=Exact())
+
+    run_network(member, 2, timeout_s=20.0)
 
 
 def test_a_policy_that_says_the_same_in_other_words_is_the_same():
