@@ -122,7 +122,7 @@ class Incoming:
     def _place_runs(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> None:
         sink: Any = self.sink
         typed = np.ascontiguousarray(rows).view(sink.dtype)
-        starts = np.flatnonzero(np.diff(chunks) != 1) + 1
+        starts = np.flatnonzero(chunks[1:] - chunks[:-1] != 1) + 1
         edges = [0, *starts.tolist(), len(chunks)]
         scatter = getattr(sink, "scatter", None) if len(edges) - 1 > MANY_RUNS else None
         if scatter is not None:
@@ -177,7 +177,7 @@ class Incoming:
         if self.on_scattered is not None:
             self.on_scattered(flat)
         elif self.on_chunks is not None:
-            starts = [0, *(np.flatnonzero(np.diff(flat) != 1) + 1).tolist(), len(flat)]
+            starts = [0, *(np.flatnonzero(flat[1:] - flat[:-1] != 1) + 1).tolist(), len(flat)]
             for start, stop in itertools.pairwise(starts):
                 self.on_chunks(int(flat[start]), stop - start)
         return True

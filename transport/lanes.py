@@ -60,6 +60,11 @@ class Lanes:
         return int(self._of(self.classes).max())
 
     @property
+    def limited(self) -> bool:
+        """Some of what was offered waits for the limit to rise."""
+        return len(self._held) > 0
+
+    @property
     def blocked(self) -> bool:
         """Chunks wait, and none of them may leave before the limit rises."""
         return self.next < 0 and len(self._held) > 0

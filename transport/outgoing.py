@@ -160,7 +160,7 @@ class Outgoing:
         if self.done or not len(chunks):
             return
         if self.lanes is None:
-            starts = [0, *(np.flatnonzero(np.diff(chunks) != 1) + 1).tolist(), len(chunks)]
+            starts = [0, *(np.flatnonzero(chunks[1:] - chunks[:-1] != 1) + 1).tolist(), len(chunks)]
             for start, stop in itertools.pairwise(starts):
                 self.offer(int(chunks[start]), stop - start)
             return
@@ -215,7 +215,7 @@ class Outgoing:
     def fresh(self) -> bool:
         """First transmissions wait that may leave, and are worth it."""
         if self.lanes is not None:
-            return self.lanes.next >= 0
+            return self.lanes.next >= 0 and not self._crumbs(not self.lanes.limited)
         if not self.queue:
             return False
         first = self.queue[0][0]

@@ -178,7 +178,8 @@ class PeerReceiver:
         if last >= spec.nbytes // spec.chunk_bytes:
             return 0
         payloads = self._payloads(message, slab, offset, bursts)
-        if last - first == bursts * count - 1 and (np.diff(chunks.reshape(-1)) == 1).all():
+        flat = chunks.reshape(-1)
+        if last - first == bursts * count - 1 and (flat[1:] - flat[:-1] == 1).all():
             if not message.is_new(first, bursts * count):
                 return 0
             message.accept_train(first, payloads, cls)

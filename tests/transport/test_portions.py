@@ -42,15 +42,21 @@ def test_crumbs_wait_for_a_portion_or_the_end():
 
 
 @pytest.mark.parametrize("tagged", [False, True])
-def test_nothing_waits_in_bounded_rounds_and_on_paths_that_lose(tagged):
-    bounded = message(40, tagged=tagged, budget=0.5)
-    bounded.offer(3, 1)
-    assert bounded.sendable()
-    exact = message(40)
-    exact.offer(3, 1)
-    assert not exact.sendable()
-    exact.hurry()
-    assert exact.sendable()
+@pytest.mark.parametrize("budget", [0.0, 0.5])
+def test_nothing_waits_on_paths_that_lose(tagged, budget):
+    out = message(40, tagged=tagged, budget=budget)
+    out.offer(3, 1)
+    assert not out.sendable(), "a crumb"
+    out.hurry()
+    assert out.sendable()
+
+
+def test_crumbs_of_a_message_with_classes_do_not_wait_for_what_the_limit_holds_back():
+    out = message(40, tagged=True, limit=2)
+    out.offer(0, 2)
+    assert not out.sendable()
+    out.offer(2, 1)
+    assert out.sendable()
 
 
 def test_results_that_come_one_by_one_share_a_burst():
