@@ -17,7 +17,7 @@ from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths.peer_paths import PeerPaths
 from dblp.transport.policy import Stop
 from dblp.transport.port import Bytes
-from dblp.transport.send_path import HEAVY_LOSS, MAX_PROBE_GAP_S, SendPath
+from dblp.transport.send_path import HEAVY_LOSS, LOSSY_SHARE, MAX_PROBE_GAP_S, SendPath
 from dblp.transport.wire import Type
 
 CLEAN_LOSS = 0.5
@@ -87,7 +87,7 @@ class Outbox:
         )  # fmt: skip
         head = bytearray(wire.encode_header(header))
         per_burst = burst_chunks(spec.chunk_bytes)
-        lossy = any(path.lossy for path in self.paths)
+        lossy = any(path.worst_loss > LOSSY_SHARE * spec.budget for path in self.paths)
         # Rules other than STALL leave behind what comes last.
         ranked = lossy or self.always_by_value or spec.stop is not Stop.STALL
         out = Outgoing(message, spec, data, head, per_burst, classes, passes=self.passes, ranked=ranked)

@@ -53,15 +53,15 @@ SETTLED_DATAGRAMS = 64
 """Datagrams of which half are forgotten in ``heavy_share``: a burst of loss is known as such after one burst."""
 SETTLED_PRIOR = 16.0
 """Datagrams that are taken to have arrived before any did: a few losses make no burst of loss."""
-LOSSY_SHARE = 0.01
-"""Loss share from which on it is worth its cost to send by value, and bounded messages in small pieces: less than that is
-repaired, or carried, whichever chunks it hits."""
+LOSSY_SHARE = 0.25
+"""Loss, as a share of what a message may lose, from which on it is worth its cost to send by value and in small pieces: with less
+nothing will have to be repaired."""
 LOSSY_DATAGRAMS = 2048
-"""Datagrams of which half are forgotten in that share."""
+"""Datagrams of which half are forgotten in the loss that is compared with it."""
 LOSSY_PRIOR = 256.0
-"""Datagrams that are taken to have arrived before any did: two lost ones make no lossy path."""
+"""Datagrams that are taken to have arrived before any did: a few losses make no lossy path."""
 LOSSY_MEMORY_S = 10.0
-"""How long a path stays lossy after it was so: bursts come back."""
+"""How long the worst loss of a path is remembered: bursts come back."""
 FATE_DATAGRAMS = 256
 """Datagrams whose fate makes the loss by which paths are compared: 20 % show as 17 to 23."""
 FATE_PRIOR = 8
@@ -118,8 +118,8 @@ class SendPath:
         self.settled_lost = 0.0  # the lost ones of them
         self.fates = LOSSY_PRIOR  # the same with a longer memory
         self.fates_lost = 0.0
-        self.lossy_until = float("-inf")
-        self.lossy = False  # see LOSSY_SHARE
+        self.worst_loss = 0.0  # the greatest loss share of late, see LOSSY_SHARE
+        self.worst_at = float("-inf")
         self.lost_at = float("-inf")  # when something was last found lost
         self.questions = self.questions_lost = 0.0  # control datagrams of late, and the lost ones of them
         self.ask_at = float("-inf")  # when a full window may ask aloud again
@@ -164,9 +164,9 @@ class SendPath:
         keep = 0.5 ** (datagrams / LOSSY_DATAGRAMS)
         self.fates = keep * self.fates + datagrams
         self.fates_lost = keep * self.fates_lost + lost
-        if self.fates_lost > LOSSY_SHARE * self.fates:
-            self.lossy_until = now + LOSSY_MEMORY_S
-        self.lossy = now < self.lossy_until
+        loss = self.fates_lost / self.fates
+        if loss >= self.worst_loss or now - self.worst_at > LOSSY_MEMORY_S:
+            self.worst_loss, self.worst_at = loss, now
 
     @property
     def heavy_share(self) -> float:

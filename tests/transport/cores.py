@@ -165,7 +165,7 @@ class Cores:
         for core in self.cores:
             for sender in core.senders.values():
                 for path in sender.paths:
-                    path.lossy, path.lossy_until = True, float("inf")
+                    path.worst_loss, path.worst_at = 1.0, self.now
 
     def send(self, source: int, target: int, data: np.ndarray, name: str = "sent", **options: Any) -> Any:
         """Send; the outcome comes to ``outcomes[name]``."""

@@ -115,13 +115,13 @@ def test_a_path_that_lost_chunks_is_sent_by_value_until_it_has_lost_none_for_lon
         cores.outcomes.clear()
         cores.sent.clear()
         cores.begin(number)
-        cores.receive(1, 0, data, number=number)
-        cores.send(0, 1, data, classes=classes, number=number)
+        cores.receive(1, 0, data, number=number, budget=0.2)
+        cores.send(0, 1, data, classes=classes, number=number, budget=0.2)
         cores.run(cores.now + 5.0, stop=lambda: len(cores.outcomes) == 2)
         return [cls for cls, chunk in first_times(sent_chunks(cores))]
 
     by_value = sorted(classes.tolist())
-    cores.tamper = first_lost(set(range(0, 600, 30)))
+    cores.tamper = first_lost(set(np.flatnonzero(classes)[300::5].tolist()))
     assert order(0) != by_value, "nothing was known of the loss"
     cores.tamper = deliver_all
     assert order(1) == by_value
@@ -129,6 +129,26 @@ def test_a_path_that_lost_chunks_is_sent_by_value_until_it_has_lost_none_for_lon
     cores.now += LOSSY_MEMORY_S
     order(3)  # its acknowledgements say that the time is over
     assert order(4) != by_value
+
+
+@pytest.mark.parametrize(("budget", "by_value"), [(0.05, True), (0.8, False)])
+def test_the_order_is_worth_its_cost_where_a_quarter_of_the_bound_is_lost(budget, by_value):
+    """8 % are lost: nothing of a message that may lose 80 % will have to be repaired."""
+    cores, data = Cores(), numbers(600)
+    classes = random_classes(600, np.random.default_rng(4))
+    rng = np.random.default_rng(5)
+    cores.tamper = lambda header, datagram, target: (
+        [] if header.type == Type.DATA and rng.random() < 0.08 else [(0.0, datagram)]
+    )
+    for number in range(2):
+        cores.outcomes.clear()
+        cores.sent.clear()
+        cores.begin(number)
+        cores.receive(1, 0, data, number=number, budget=budget)
+        cores.send(0, 1, data, classes=classes, number=number, budget=budget)
+        cores.run(cores.now + 5.0, stop=lambda: len(cores.outcomes) == 2)
+    order = [cls for cls, _ in first_times(sent_chunks(cores))]
+    assert (order == sorted(classes.tolist())) is by_value
 
 
 def test_what_waits_when_a_burst_of_loss_begins_goes_on_by_value():
