@@ -12,7 +12,7 @@ and lowering it before the engine waits was tried and does not help (``tests/ben
 the evicted main thread reads the interval the moment it loses the lock, before the engine can raise it, and
 the engine, thrown out all the same, would itself wait the long interval.
 
-Placement. The engine's thread keeps to ``processors`` where some are given (``placement``); no other thread is bound.
+Placement. The engine's thread is bound to a share of the process's processors (``bind``, ``placement``); no other thread is.
 
 Processes. A forked child has no engine thread; there every call on a group of its parent raises ClosedError,
 and new groups get a new engine.
@@ -44,11 +44,9 @@ _log = logging.getLogger("dblp.engine")
 class Engine:
     """A thread with an event loop (uvloop; asyncio where it is missing). Stopped by ``stop`` or at exit."""
 
-    def __init__(
-        self, *, switch_interval_s: float = 50e-6, processors: Collection[int] | None = None
-    ) -> None:
+    def __init__(self, *, switch_interval_s: float = 50e-6) -> None:
         self._pid = os.getpid()
-        self._processors = processors
+        self._sharers = 0  # ranks among which the processors were shared that the thread is bound to
         self._lock = threading.Lock()
         self._inbox: deque[_Job] = deque()
         self._jobs: dict[asyncio.Future[Any], _Job] = {}
@@ -100,6 +98,11 @@ class Engine:
         self.submit(start, call.finish)
         return call.wait()
 
+    def bind(self, processors: Collection[int], sharers: int) -> None:
+        """Have the engine's thread keep to these processors, unless a group whose ranks share them among as many or more has said
+        so before."""
+        self._loop.call_soon_threadsafe(self._bind, processors, sharers)
+
     def add_closer(self, close: Callable[[], Awaitable[None]]) -> int:
         """Have ``close()`` awaited when the engine stops; returns a token for ``remove_closer``."""
         with self._lock:
@@ -140,8 +143,6 @@ class Engine:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        if self._processors is not None:
-            self._bind(self._processors)
         cause = "its thread has ended"
         try:
             self._loop.run_forever()
@@ -153,8 +154,10 @@ class Engine:
             self._interval.restore()
             self._loop.close()
 
-    @staticmethod
-    def _bind(processors: Collection[int]) -> None:
+    def _bind(self, processors: Collection[int], sharers: int) -> None:
+        if sharers <= self._sharers:
+            return
+        self._sharers = sharers
         try:
             os.sched_setaffinity(0, processors)  # of the calling thread
         except OSError as error:  # one has been taken away since: slower perhaps, never wrong
@@ -282,14 +285,11 @@ class _Shared:
 _shared = _Shared()
 
 
-def acquire_engine(*, switch_interval_s: float = 50e-6, processors: Collection[int] | None = None) -> Engine:
-    """The process's engine, started if there is none in this process; pair with ``release_engine``.
-
-    ``processors``: those that its thread keeps to; None: any.
-    """
+def acquire_engine(*, switch_interval_s: float = 50e-6) -> Engine:
+    """The process's engine, started if there is none in this process; pair with ``release_engine``."""
     with _shared.lock:
         if _shared.engine is None or not _shared.engine.alive:
-            _shared.engine = Engine(switch_interval_s=switch_interval_s, processors=processors)
+            _shared.engine = Engine(switch_interval_s=switch_interval_s)
             _shared.users = 0
         _shared.users += 1
         return _shared.engine

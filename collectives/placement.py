@@ -1,75 +1,76 @@
-"""On which processors a rank's engine runs: a share of the host's for each rank that it has.
+"""On which processors a rank's engine runs: a share of its host's for each rank that may use the same ones.
 
 Why. A datagram wakes the thread that waits for it from the processor of the thread that sent it, and Linux tends to put the
 woken one there too. On a host with about as many ranks as processors two engines end up behind each other on one processor while
 the other is idle, and stay so for a round: 1 MiB between two ranks on two processors took twice as long (docs/performance.md).
 Launchers of MPI bind their processes for this reason; torchrun does not.
+
+Who shares with whom is told at the rendezvous: each rank publishes a key of its machine and of the processors that it may use
+(``processors_key``). Ranks that a launcher has bound to processors of their own have keys of their own, and are left alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from dblp.errors import ConfigError
 from dblp.transport.config import ALL_CPUS, AUTO_CPUS
 from dblp.units import parse_cpus
 
-LOCAL_RANKS = (
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
-)
-"""Variables that tell a process which of how many ranks of its host it is: torchrun, Open MPI, MPICH and Intel MPI, Slurm."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+KEY_BYTES = 6
+"""Of the hash in a key: among a million hosts two have the same one in two of a thousand jobs, and then share for no reason."""
 
 
-def share(local_rank: int, local_ranks: int, processors: Collection[int]) -> frozenset[int]:
-    """The part of a host's processors that one of its ranks gets: neighbours, so that they share a cache; one of them, in turn,
+def processors_key() -> str:
+    """Names this machine and the processors that this process may use on it; empty if the machine has no name."""
+    try:
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+    return make_key(boot, usable())
+
+
+def make_key(boot: str, processors: Collection[int]) -> str:
+    """The key of these processors of the machine that was booted as ``boot``."""
+    text = f"{boot}/{','.join(map(str, sorted(processors)))}"
+    return hashlib.sha256(text.encode()).hexdigest()[: 2 * KEY_BYTES]
+
+
+def usable() -> set[int]:
+    """Processors that the process may use: those of its main thread, for an engine's may be bound already."""
+    return os.sched_getaffinity(os.getpid())
+
+
+def share(place: int, sharers: int, processors: Collection[int]) -> frozenset[int]:
+    """The part of the processors that one of several ranks gets: neighbours, so that they share a cache; one of them, in turn,
     where there are fewer than ranks."""
     ordered = sorted(processors)
-    if len(ordered) < local_ranks:
-        return frozenset({ordered[local_rank % len(ordered)]})
-    first, last = (len(ordered) * rank // local_ranks for rank in (local_rank, local_rank + 1))
+    if len(ordered) < sharers:
+        return frozenset({ordered[place % len(ordered)]})
+    first, last = (len(ordered) * number // sharers for number in (place, place + 1))
     return frozenset(ordered[first:last])
 
 
-def local_place(environ: Mapping[str, str]) -> tuple[int, int]:
-    """(rank on this host, ranks on it) as the launcher tells; (0, 1) if it does not."""
-    for rank_name, size_name in LOCAL_RANKS:
-        rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
-        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
-            return int(rank), int(size)
-    return 0, 1
-
-
 def engine_processors(
-    text: str, environ: Mapping[str, str], own: Collection[int], parents: Collection[int]
-) -> frozenset[int] | None:
-    """The processors for this process's engine, None to leave it to the scheduler.
+    text: str, rank: int, keys: Sequence[str], processors: Collection[int]
+) -> tuple[frozenset[int] | None, int]:
+    """The processors for this rank's engine, None to leave it to the scheduler, and how many ranks share those of its process.
 
-    ``text``: the setting ``engine_cpus``; ``own`` and ``parents``: those that this process and the one which started it may use.
-    Where they differ the launcher has bound its ranks, and knows better. Raises ConfigError for a list of which this process may
-    use none.
+    ``text``: the setting ``engine_cpus``; ``keys``: of all ranks; ``processors``: those that this process may use. Raises
+    ConfigError for a list of which it may use none.
     """
+    sharers = [other for other, key in enumerate(keys) if key and key == keys[rank]] or [rank]
     if text not in (AUTO_CPUS, ALL_CPUS):
-        usable = parse_cpus(text) & frozenset(own)
-        if not usable:
+        chosen = parse_cpus(text) & frozenset(processors)
+        if not chosen:
             raise ConfigError(
-                f"engine_cpus={text!r}: this process may use none of them, only {', '.join(map(str, sorted(own)))}"
+                f"engine_cpus={text!r}: this process may use none of them, only {', '.join(map(str, sorted(processors)))}"
             )
-        return usable
-    local_rank, local_ranks = local_place(environ)
-    if text == ALL_CPUS or local_ranks == 1 or frozenset(own) != frozenset(parents):
-        return None
-    return share(local_rank, local_ranks, own)
-
-
-def here(text: str) -> frozenset[int] | None:
-    """``engine_processors`` for this process."""
-    own = os.sched_getaffinity(0)
-    try:
-        parents = os.sched_getaffinity(os.getppid())
-    except OSError:  # the parent is gone, or in another namespace: nothing tells that it bound us
-        parents = own
-    return engine_processors(text, os.environ, own, parents)
+        return chosen, len(sharers)
+    if text == ALL_CPUS or len(sharers) == 1:
+        return None, len(sharers)
+    return share(sharers.index(rank), len(sharers), processors), len(sharers)

@@ -66,6 +66,7 @@ def pack_roster(roster: Roster) -> bytes:
         "generation": roster.generation,
         "datagram_bytes": roster.datagram_bytes,
         "peers": roster.peers,
+        "processors": roster.processors,
     }
     data: bytes = msgpack.packb(table)
     return data
@@ -81,6 +82,7 @@ def unpack_roster(data: bytes) -> Roster:
             generation=table["generation"],
             datagram_bytes=table["datagram_bytes"],
             peers=peers,
+            processors=tuple(map(str, table["processors"])),
         )
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         raise HandshakeError(f"the master's list of ranks cannot be read ({error!r})") from None

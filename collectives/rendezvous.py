@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import msgpack
 
+from dblp.collectives.placement import processors_key
 from dblp.errors import DeadlineError, HandshakeError, VersionError
 from dblp.transport.port import Address
 from dblp.transport.wire import VERSION
@@ -68,6 +69,8 @@ class Member:
     """Host name, for messages to people."""
     host_key: str = ""
     """Names the network stack: kernel boot and network namespace. Loopback addresses hold only within one."""
+    processors: str = ""
+    """Names the machine and the processors that the rank may use, see ``placement``; empty: not known."""
 
     def encode(self) -> bytes:
         """As a msgpack map."""
@@ -104,6 +107,8 @@ class Roster:
     """Addresses by rank and path."""
     datagram_bytes: int
     """Least datagram limit of all ranks."""
+    processors: tuple[str, ...]
+    """``Member.processors`` by rank."""
 
 
 def new_member(
@@ -119,6 +124,7 @@ def new_member(
         generation=generation,
         host=socket.gethostname(),
         host_key=_host_key(),
+        processors=processors_key(),
     )
 
 
@@ -137,6 +143,7 @@ def make_roster(members: Sequence[Member]) -> Roster:
         generation=first.generation,
         peers=tuple(member.addresses for member in members),
         datagram_bytes=min(member.datagram_bytes for member in members),
+        processors=tuple(member.processors for member in members),
     )
 
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dblp.collectives import placement
 from dblp.collectives.deadline import LATE_S
 from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
+from dblp.collectives.placement import engine_processors, usable
 from dblp.collectives.recorder import write_dump
 from dblp.collectives.rendezvous import Member, Roster, new_member
 from dblp.errors import DeadlineError, PeerError
@@ -60,9 +60,7 @@ class Session:
         """
         self.rank = rank
         self.world_size = world_size
-        self.engine = acquire_engine(
-            switch_interval_s=config.switch_interval_s, processors=placement.here(config.engine_cpus)
-        )
+        self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
         self._cleanup = cleanup or _nothing
         self._closed = False
         self._groups: list[Group] = []
@@ -144,6 +142,9 @@ class Session:
             return new_member(self.rank, self.world_size, port.addresses, limit, generation)
 
         roster = meet(self.engine, member)
+        processors, sharers = engine_processors(config.engine_cpus, self.rank, roster.processors, usable())
+        if processors is not None:
+            self.engine.bind(processors, sharers)
         self.config = replace(config, datagram_bytes=roster.datagram_bytes)
         self.endpoint = self.engine.run(lambda: self._connect(port, roster))
         self.group = Group(self.endpoint)

@@ -104,8 +104,8 @@ class TransportConfig:
     switch_interval_s: float = 50e-6
     """``sys.setswitchinterval`` while the engine runs, so that a busy main thread yields soon; 0 leaves it alone."""
     engine_cpus: str = AUTO_CPUS
-    """Processors that the engine's thread keeps to: ``auto`` (an equal share for each rank of the host, where the launcher
-    tells how many those are and has not bound them itself), ``all`` (the scheduler's choice) or a list such as ``0-3,8``."""
+    """Processors that the engine's thread keeps to: ``auto`` (an equal share of its process's, for each rank of the host that may
+    use the same ones), ``all`` (the scheduler's choice) or a list such as ``0-3,8``."""
 
     def __post_init__(self) -> None:
         check_fields(self)

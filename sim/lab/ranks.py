@@ -20,7 +20,6 @@ from subprocess import PIPE, Popen, TimeoutExpired
 from types import TracebackType
 from typing import IO, Any
 
-from dblp.collectives.placement import share
 from dblp.errors import LocalError
 from dblp.sim.lab.network import LabNetwork
 
@@ -117,9 +116,7 @@ class Ranks:
         host = hosts[rank]
         errors = (Path(self._folder.name) / f"stderr-{rank}").open("wb")
         self._errors.append(errors)
-        cpus = share(rank, len(hosts), os.sched_getaffinity(0))  # as if each host had processors of its own
         env = {
-            "DBLP_ENGINE_CPUS": ",".join(map(str, sorted(cpus))),
             **{name: value for name, value in os.environ.items() if name != _OWN_IMPAIRMENT},
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": host.interface,

@@ -1,21 +1,23 @@
-"""Each rank's engine gets its share of the host's processors, unless launcher or user know better."""
+"""Each rank's engine gets its share of the host's processors, unless a launcher has bound it, or its user has."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dblp
 from dblp.collectives import placement
-from dblp.collectives.engine import acquire_engine, release_engine
+from dblp.collectives.engine import Engine, acquire_engine, release_engine
 from dblp.errors import ConfigError
 from dblp.transport.config import TransportConfig
 from dblp.units import parse_cpus
+from tests.torch.test_master import free_port
 
-TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 EIGHT = frozenset(range(8))
 
 
@@ -31,42 +33,36 @@ def test_shares_are_equal_and_leave_no_processor_out(processors, ranks):
         assert all(len(share) == 1 for share in shares) and max(loads) - min(loads) <= 1
 
 
-def test_ranks_of_a_launcher_share_the_processors():
-    assert placement.engine_processors("auto", TORCHRUN, EIGHT, EIGHT) == frozenset({4, 5, 6, 7})
-    assert placement.engine_processors("auto", {**TORCHRUN, "LOCAL_RANK": "0"}, {3, 9}, {3, 9}) == frozenset(
-        {3}
-    )
-    slurm = {"SLURM_LOCALID": "3", "SLURM_NTASKS_PER_NODE": "4"}
-    assert placement.engine_processors("auto", slurm, EIGHT, EIGHT) == frozenset({6, 7})
+def test_ranks_that_may_use_the_same_processors_share_them():
+    keys = ["a", "b", "a", "b", "b", "a"]
+    shares = [placement.engine_processors("auto", rank, keys, EIGHT) for rank in (0, 2, 5)]
+    assert shares == [(frozenset({0, 1}), 3), (frozenset({2, 3, 4}), 3), (frozenset({5, 6, 7}), 3)]
+    assert placement.engine_processors("auto", 4, keys, {3, 9}) == (frozenset({3}), 3), "fewer than ranks"
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-        {"LOCAL_RANK": "0"},
-        {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
-        {"LOCAL_RANK": "-1", "LOCAL_WORLD_SIZE": "2"},
-        {"LOCAL_RANK": "one", "LOCAL_WORLD_SIZE": "2"},
-    ],
-)
-def test_a_rank_that_is_alone_or_does_not_know_is_left_to_the_scheduler(environ):
-    assert placement.engine_processors("auto", environ, EIGHT, EIGHT) is None
+@pytest.mark.parametrize("keys", [["a"], ["a", "b"], ["", ""]])
+def test_a_rank_that_is_alone_on_its_processors_or_does_not_know_is_left_to_the_scheduler(keys):
+    assert placement.engine_processors("auto", 0, keys, EIGHT) == (None, 1)
 
 
-def test_a_launcher_that_has_bound_its_ranks_knows_better():
-    assert placement.engine_processors("auto", TORCHRUN, {2, 3}, EIGHT) is None
+def test_keys_tell_machines_and_bindings_apart():
+    keys = {
+        placement.make_key("one", {0, 1}),
+        placement.make_key("one", {0, 2}),
+        placement.make_key("two", {0, 1}),
+    }
+    assert len(keys) == 3 and all(keys)
+    assert placement.processors_key() == placement.processors_key()
 
 
 def test_a_list_wins_over_everything_and_all_means_all():
-    assert placement.engine_processors("0-1,9", TORCHRUN, {1, 2, 9}, EIGHT) == frozenset({1, 9})
-    assert placement.engine_processors("all", TORCHRUN, EIGHT, EIGHT) is None
+    assert placement.engine_processors("0-1,9", 1, ["a", "a"], {1, 2, 9}) == (frozenset({1, 9}), 2)
+    assert placement.engine_processors("all", 1, ["a", "a"], EIGHT) == (None, 2)
 
 
 def test_a_list_of_processors_that_are_not_there_is_an_error_that_names_those_that_are():
     with pytest.raises(ConfigError, match=r"engine_cpus='70-71'.*only 0, 1, 2, 3, 4, 5, 6, 7"):
-        placement.engine_processors("70-71", {}, EIGHT, EIGHT)
+        placement.engine_processors("70-71", 0, ["a"], EIGHT)
 
 
 @pytest.mark.parametrize("text", ["", "a", "0-", "-3", "3-1", "0,,1", "1.5", "auto,1", "none"])
@@ -80,34 +76,67 @@ def test_lists_are_read_as_taskset_reads_them():
     assert TransportConfig.from_env({"DBLP_ENGINE_CPUS": "0-1"}).engine_cpus == "0-1"
 
 
-def test_only_the_engine_s_thread_is_bound():
+def affinity_of(engine: Engine) -> set[int]:
+    """Of its thread."""
+
+    async def look() -> set[int]:
+        return os.sched_getaffinity(0)
+
+    return engine.run(look)
+
+
+def test_only_the_engine_s_thread_is_bound_and_the_group_with_the_most_sharers_wins():
     before = os.sched_getaffinity(0)
-    chosen = {min(before)}
-    engine = acquire_engine(processors=chosen)
+    engine = acquire_engine()
     try:
-        seen: list[set[int]] = []
-        done = threading.Event()
-
-        def look() -> None:
-            seen.append(os.sched_getaffinity(0))
-            done.set()
-
-        engine.loop.call_soon_threadsafe(look)
-        assert done.wait(10)
-        assert seen == [chosen]
+        assert affinity_of(engine) == before
+        engine.bind({min(before)}, 2)
+        assert affinity_of(engine) == {min(before)}
+        engine.bind(before, 2)
+        assert affinity_of(engine) == {min(before)}, "a group made later of as many or fewer"
+        engine.bind({max(before)}, 4)
+        assert affinity_of(engine) == {max(before)}
         assert os.sched_getaffinity(0) == before
+        assert placement.usable() == before
     finally:
         release_engine(engine)
 
 
 def test_processors_that_are_gone_are_a_warning_and_no_failure(caplog):
-    engine = acquire_engine(processors={4095})
+    engine = acquire_engine()
     try:
-
-        async def answer() -> int:
-            return 5
-
-        assert engine.run(answer) == 5
+        engine.bind({4095}, 2)
+        assert affinity_of(engine) == os.sched_getaffinity(0)
         assert "cannot be bound to processors [4095]" in caplog.text
     finally:
         release_engine(engine)
+
+
+def _rank(rank: int, port: int, results: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dblp.init_process_group()
+    try:
+        dblp.barrier()
+        results.put((rank, sorted(affinity_of(_shared_engine()))))
+    finally:
+        dblp.destroy_process_group()
+
+
+def _shared_engine() -> Engine:
+    engine = acquire_engine()
+    release_engine(engine)
+    return engine
+
+
+def test_two_ranks_of_a_host_share_its_processors_whoever_started_them():
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    port = free_port()
+    ranks = [context.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    seen = dict(results.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join(60)
+    allowed = placement.usable()
+    assert seen == {rank: sorted(placement.share(rank, 2, allowed)) for rank in range(2)}
