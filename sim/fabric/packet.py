@@ -144,6 +144,7 @@ def make_arrays(plan: Plan, *, sampled: bool = False) -> k.Arrays:
         series=np.zeros((SAMPLES if sampled else 0, links if sampled else 1), np.int32),
         paths=_paths(pairs),
         samples=np.zeros((pairs, k.SAMPLES_KEPT)),
+        addresses=np.zeros(len(k.Arrays._fields) - 1, np.int64),
     )
     _first_events(arrays)
     return arrays

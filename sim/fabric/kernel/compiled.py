@@ -7,6 +7,7 @@ of it has changed. So code that is older than any file of this folder is removed
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,18 +19,79 @@ from dblp.sim.fabric.kernel.state import EVENT
 
 try:
     import numba
+    from llvmlite import ir
     from numba import types
-    from numba.extending import intrinsic
-    from numba.np import arrayobj
+    from numba.core import typing
+    from numba.extending import intrinsic, lower_builtin, models, register_model
 except ImportError:
     raise LocalError("the packet engine needs numba: python -m pip install 'dblp[sim]'") from None
 
 njit: Any = numba.njit  # its types lack what is not for everybody
-arrays: Any = arrayobj
+templates: Any = typing.templates
 F = TypeVar("F", bound=Callable[..., object])
+
+
+class Rows(types.Type):  # type: ignore[misc]
+    """An array without a length: a pointer to its first row. numba's own arrays are seven words, which each call that is not
+    inlined hands on, and look at each index whether it counts from the end."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = numba.from_dtype(dtype)
+        self.step = dtype.itemsize
+        super().__init__(name=f"Rows({self.dtype})")
+
+
+@register_model(Rows)
+class _RowsModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Rows) -> None:
+        super().__init__(manager, kind, ir.IntType(8).as_pointer())
+
+
+@templates.infer_global(operator.getitem)
+class _GetRow(templates.AbstractTemplate):  # type: ignore[misc]
+    def generic(self, args: Any, _: Any) -> Any:
+        rows, index = args
+        if isinstance(rows, Rows) and isinstance(index, types.Integer):
+            return typing.signature(rows.dtype, rows, types.int64)
+        return None
+
+
+@templates.infer_global(operator.setitem)
+class _SetRow(templates.AbstractTemplate):  # type: ignore[misc]
+    def generic(self, args: Any, _: Any) -> Any:
+        rows, index, _value = args
+        if isinstance(rows, Rows) and isinstance(index, types.Integer):
+            return typing.signature(types.none, rows, types.int64, rows.dtype)
+        return None
+
+
+def _row(context: Any, builder: Any, rows: Rows, pointer: Any, index: Any) -> Any:
+    """The address of a row."""
+    offset = builder.mul(index, context.get_constant(types.int64, rows.step))
+    return builder.gep(pointer, [offset], inbounds=True)
+
+
+@lower_builtin(operator.getitem, Rows, types.Integer)
+def _get_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    rows = signature.args[0]
+    place = _row(context, builder, rows, *arguments)
+    if isinstance(rows.dtype, types.Record):  # as a value it is its address
+        return builder.bitcast(place, context.get_value_type(rows.dtype))
+    return context.unpack_value(builder, rows.dtype, builder.bitcast(place, context.get_data_type(rows.dtype).as_pointer()))
+
+
+@lower_builtin(operator.setitem, Rows, types.Integer, types.Any)
+def _set_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    rows = signature.args[0]
+    *where, value = arguments
+    place = builder.bitcast(_row(context, builder, rows, *where), context.get_data_type(rows.dtype).as_pointer())
+    context.pack_value(builder, rows.dtype, value, place)
+    return context.get_dummy_value()
+
+
 _TYPES: dict[str, Any] = {
-    "World": types.Array(types.int64, 1, "C"),
-    "Array": types.Array(numba.from_dtype(EVENT), 1, "C"),  # a heap
+    "World": types.int64,
+    "Array": Rows(EVENT),  # a heap
     "int": types.int64,
     "float": types.float64,
     "bool": types.boolean,
@@ -37,8 +99,6 @@ _TYPES: dict[str, Any] = {
     "None": types.void,
 }
 """What annotations, as text, mean here."""
-ENDLESS = 1 << 40
-"""Length that views claim; nothing checks it."""
 
 
 def compiled(function: F) -> F:
@@ -47,51 +107,46 @@ def compiled(function: F) -> F:
     One signature: or numba would compile each function anew for each mixture of 32 and 64 bits. Divisions by zero and indices
     are not checked, as in C, and nothing is allocated or reference-counted.
     """
+    return _compile(function)
+
+
+def inlined(function: F) -> F:
+    """As ``compiled``, and made part of each function that calls it: for what is small, or has one caller. LLVM would leave most
+    as calls."""
+    return _compile(function, forceinline=True)
+
+
+def _compile(function: F, **options: bool) -> F:
     hints = dict(function.__annotations__)
     result = _TYPES[hints.pop("return")]
     signature = result(*(_TYPES[hint] for hint in hints.values()))
-    return cast(F, njit(signature, cache=True, error_model="numpy", _nrt=False)(function))
+    return cast(F, njit(signature, cache=True, error_model="numpy", _nrt=False, **options)(function))
 
 
 def rows(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
-    """A function from a World to a view of its array ``index``."""
-    array = types.Array(numba.from_dtype(dtype), 1, "C")
-
-    @intrinsic
-    def view(context: Any, world: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            made = arrays.make_array(array)(context, builder)
-            pointer = _address(context, builder, signature, arguments, index, made.data.type)
-            length, step = (context.get_constant(types.intp, n) for n in (ENDLESS, dtype.itemsize))
-            arrays.populate_array(
-                made, data=pointer, shape=[length], strides=[step], itemsize=step, meminfo=None
-            )
-            return made._getvalue()
-
-        return array(world), generate
-
-    return cast(Callable[[Any], Any], view)
+    """A function from a World to its array ``index``."""
+    return _view(index, Rows(dtype))
 
 
 def single(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
     """A function from a World to the one row of its array ``index``."""
-    record = numba.from_dtype(dtype)
+    return _view(index, numba.from_dtype(dtype))
 
+
+def _view(index: int, kind: Any) -> Callable[[Any], Any]:
     @intrinsic
     def view(context: Any, world: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return _address(context, builder, signature, arguments, index, context.get_value_type(record))
+            word = ir.IntType(64)
+            table = builder.inttoptr(arguments[0], word.as_pointer())
+            address = builder.load(builder.gep(table, [ir.Constant(word, index)]))
+            # No address changes while compiled code runs, so that it is loaded once a function, not after each store.
+            address.set_metadata("invariant.load", builder.module.add_metadata([]))
+            return builder.inttoptr(address, context.get_value_type(kind))
 
-        return record(world), generate
+        return kind(world), generate
 
     return cast(Callable[[Any], Any], view)
-
-
-def _address(context: Any, builder: Any, signature: Any, arguments: Any, index: int, kind: Any) -> Any:
-    """Code that loads the address of an array from a World, as a pointer of a kind."""
-    world = arrays.make_array(signature.args[0])(context, builder, arguments[0])
-    place = builder.gep(world.data, [context.get_constant(types.intp, index)])
-    return builder.inttoptr(builder.load(place), kind)
 
 
 def _forget_stale(folder: Path) -> None:

@@ -125,9 +125,9 @@ META = _struct(
 """One row: clock, sizes of the heaps, settings."""
 
 
-World = npt.NDArray[np.int64]
-"""Addresses of the arrays below, in their order (``access`` has the functions that lead from it to them). Twenty arrays as
-arguments of every call would cost more than most calls do."""
+World = int
+"""Where the addresses of the arrays below are, in their order (``access`` has the functions that lead from it to them): one word,
+as twenty arrays as arguments of every call would cost more than most calls do."""
 
 
 class Arrays(NamedTuple):
@@ -177,9 +177,12 @@ class Arrays(NamedTuple):
     """PATH (H * H or 1), of the host that sends and the one that receives."""
     samples: Array
     """float64 (H * H or 1, SAMPLES_KEPT): their round trips, picoseconds, the oldest overwritten first."""
+    addresses: Array
+    """int64: of the arrays above."""
 
     def world(self) -> World:
-        """Their addresses; good while the arrays live."""
+        """Where their addresses are; good while the arrays live, and until it is called again."""
         self.meta["timers_room"] = len(self.timers)
         assert all(array.flags.c_contiguous for array in self)
-        return np.array([array.ctypes.data for array in self], np.int64)
+        self.addresses[:] = [array.ctypes.data for array in self[:-1]]
+        return int(self.addresses.ctypes.data)
