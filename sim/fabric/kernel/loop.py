@@ -6,7 +6,7 @@ from dblp.sim.fabric.kernel.access import changes, heap, links, meta, packets, s
 from dblp.sim.fabric.kernel.compiled import compiled
 from dblp.sim.fabric.kernel.draw import unit
 from dblp.sim.fabric.kernel.feedback import on_answer, on_rto, start
-from dblp.sim.fabric.kernel.heap import earlier, pop, set_timer
+from dblp.sim.fabric.kernel.heap import earlier, pop, set_timer, settle
 from dblp.sim.fabric.kernel.hosts import pump
 from dblp.sim.fabric.kernel.ports import count, drop, enqueue, free_packet, land, transmit
 from dblp.sim.fabric.kernel.receiver import on_deadline, on_packet, on_pull, on_stall
@@ -143,16 +143,19 @@ def run(w: World, until: int, events: int) -> int:
         of_link = m.timers == 0
         if m.heap and m.timers:
             of_link = earlier(heap(w), 0, timers(w)[0].at, timers(w)[0].sequence)
-        at = heap(w)[0].at if of_link else timers(w)[0].at
+        first = heap(w)[0] if of_link else timers(w)[0]
+        at, value = first.at, first.value
         if at > until:
             m.now = until
             return TIME_OVER
         m.now = at
         m.events += 1
         if of_link:
-            m.heap -= 1
-            on_link(w, at, pop(heap(w), m.heap + 1))
+            m.handled = 1
+            on_link(w, at, value)
+            settle(w)
         else:
+            pop(timers(w), m.timers)
             m.timers -= 1
-            on_timer(w, at, pop(timers(w), m.timers + 1))
+            on_timer(w, at, value)
     return PAUSED

@@ -120,9 +120,9 @@ META = _struct(
         sample_next sample_row short_flows freeze""",
     float="alpha",
     int="hosts queues policy header paths known_down planes max_fan timers_room series_rows link_count",
-    flag="shared push_out trim",
+    flag="shared push_out trim handled",
 )
-"""One row: clock, sizes of the heaps, settings."""
+"""One row: clock, sizes of the heaps, settings. ``handled``: the first of the links' heap is the event that is being handled."""
 
 
 World = int
