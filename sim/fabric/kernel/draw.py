@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dblp.sim.fabric.kernel.access import random
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import inlined
 from dblp.sim.fabric.kernel.state import World
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -15,7 +15,7 @@ _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(
 _UNIT = 1.0 / (1 << 53)
 
 
-@compiled
+@inlined
 def mixed(value: np.uint64) -> np.uint64:
     """Spread the bits of a number over all others: splitmix64's finaliser, a hash."""
     value = (value ^ (value >> _S30)) * _FIRST
@@ -23,14 +23,14 @@ def mixed(value: np.uint64) -> np.uint64:
     return value ^ (value >> _S31)
 
 
-@compiled
+@inlined
 def unit(w: World) -> float:
     """Uniform in [0, 1)."""
     random(w)[0] += _STEP
     return float(mixed(random(w)[0]) >> _S11) * _UNIT
 
 
-@compiled
+@inlined
 def below(w: World, bound: int) -> int:
     """Uniform integer in [0, bound)."""
     return int(unit(w) * bound)

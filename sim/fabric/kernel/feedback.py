@@ -13,7 +13,7 @@ from dblp.sim.fabric.kernel.access import (
     transports,
     ups,
 )
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
 from dblp.sim.fabric.kernel.draw import below
 from dblp.sim.fabric.kernel.heap import set_timer
@@ -69,7 +69,7 @@ def start(w: World, now: int, flow: int) -> None:
     wake(w, now, flow)
 
 
-@compiled
+@inlined
 def measure(w: World, flow: int, rtt: int) -> None:
     """RFC 6298, section 2."""
     f = flows(w)[flow]
@@ -91,7 +91,7 @@ def give_up(w: World, flow: int, chunk: int) -> None:
         on_lost(w, flow, order)
 
 
-@compiled
+@inlined
 def find_lost(w: World, flow: int) -> None:
     """Give up what is overdue. By order, a chunk that has left again is not: that its repeat is lost, duplicates do not tell
     (RFC 6675, section 4: IsLost), only a timeout does."""
@@ -118,7 +118,7 @@ def acknowledge_before(w: World, now: int, flow: int, order: int, rtt: int) -> N
         chunk = following
 
 
-@compiled
+@inlined
 def on_ack(w: World, now: int, packet: int) -> None:
     """An acknowledgement: round trip, window, and what must be lost since this came before it."""
     p = packets(w)[packet]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import flows, meta, nodes, paths, rings, transports
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.sender import (
     BURST_BYTES,
     first_repair,
@@ -16,7 +16,7 @@ from dblp.sim.fabric.kernel.sender import (
 from dblp.sim.fabric.kernel.state import NONE, RINGS, World
 
 
-@compiled
+@inlined
 def add_turn(w: World, flow: int) -> None:
     """A flow joins its ring, last."""
     f = flows(w)[flow]
@@ -30,7 +30,7 @@ def add_turn(w: World, flow: int) -> None:
     ring.tail = flow
 
 
-@compiled
+@inlined
 def take_turn(w: World, host: int) -> int:
     """The next flow that may send, or NONE; it leaves its ring."""
     for number in range(host * RINGS, host * RINGS + RINGS):

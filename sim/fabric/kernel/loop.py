@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import changes, heap, links, meta, packets, series, timers
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.draw import unit
 from dblp.sim.fabric.kernel.feedback import on_answer, on_rto, start
 from dblp.sim.fabric.kernel.heap import earlier, pop, set_timer, settle
@@ -37,7 +37,7 @@ from dblp.sim.fabric.kernel.state import (
 from dblp.sim.fabric.kernel.ways import next_link
 
 
-@compiled
+@inlined
 def arrive(w: World, now: int, link: int) -> None:
     """A packet comes to the end of a link: into the next port, or to its host."""
     packet = land(w, link)
@@ -59,7 +59,7 @@ def arrive(w: World, now: int, link: int) -> None:
         free_packet(w, packet)
 
 
-@compiled
+@inlined
 def on_link(w: World, now: int, value: int) -> None:
     """An event of a link."""
     link = value // EVENTS
@@ -107,7 +107,7 @@ def sample(w: World, now: int) -> None:
         set_timer(w, now + m.sample_every, SAMPLE)
 
 
-@compiled
+@inlined
 def on_timer(w: World, now: int, value: int) -> None:
     """Any other event."""
     index, kind = value // EVENTS, value % EVENTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import classes, counts, links, meta, nodes, packets, queues
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.draw import unit
 from dblp.sim.fabric.kernel.heap import schedule
 from dblp.sim.fabric.kernel.state import (
@@ -20,7 +20,7 @@ from dblp.sim.fabric.kernel.state import (
 )
 
 
-@compiled
+@inlined
 def take_packet(w: World) -> int:
     """A free packet; the loop sees to it that there is one."""
     m = meta(w)
@@ -30,7 +30,7 @@ def take_packet(w: World) -> int:
     return int(packet)
 
 
-@compiled
+@inlined
 def free_packet(w: World, packet: int) -> None:
     """Give a packet back."""
     m = meta(w)
@@ -39,7 +39,7 @@ def free_packet(w: World, packet: int) -> None:
     m.free_count += 1
 
 
-@compiled
+@inlined
 def count(w: World, what: int, packet: int) -> None:
     """Count something that happened to a packet."""
     counts(w)[2 * what + (0 if packets(w)[packet].kind == DATA else 1)] += 1
@@ -52,7 +52,7 @@ def drop(w: World, packet: int, why: int) -> None:
     free_packet(w, packet)
 
 
-@compiled
+@inlined
 def append(w: World, queue: int, packet: int) -> None:
     """Put a packet last in a queue."""
     tail = queues(w)[queue].tail
@@ -65,7 +65,7 @@ def append(w: World, queue: int, packet: int) -> None:
     queues(w)[queue].tail = packet
 
 
-@compiled
+@inlined
 def unlink(w: World, queue: int, packet: int) -> None:
     """Take a packet out of a queue."""
     following, before = packets(w)[packet].next, packets(w)[packet].prev
@@ -79,7 +79,7 @@ def unlink(w: World, queue: int, packet: int) -> None:
         packets(w)[following].prev = before
 
 
-@compiled
+@inlined
 def charge(w: World, link: int, size: int) -> None:
     """Bytes come into a port's backlog, or leave it (negative)."""
     line = links(w)[link]
@@ -88,7 +88,7 @@ def charge(w: World, link: int, size: int) -> None:
     nodes(w)[line.source].used += size
 
 
-@compiled
+@inlined
 def room(w: World, link: int) -> float:
     """Bytes that a port's backlog may have now. Of a shared buffer, alpha times what is free, and not more than is free."""
     m = meta(w)
@@ -159,7 +159,7 @@ def admitted(w: World, link: int, packet: int) -> bool:
     return True
 
 
-@compiled
+@inlined
 def fly(w: World, link: int, packet: int, arrives: int) -> None:
     """A packet is under way on a link; those of one link arrive in order, so only the first has an event."""
     line = links(w)[link]
@@ -217,7 +217,7 @@ def enqueue(w: World, now: int, link: int, packet: int) -> None:
         transmit(w, now, link)
 
 
-@compiled
+@inlined
 def land(w: World, link: int) -> int:
     """The packet that has arrived at the end of a link; the next one's arrival is scheduled."""
     line = links(w)[link]

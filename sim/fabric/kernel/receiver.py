@@ -13,7 +13,7 @@ from dblp.sim.fabric.kernel.access import (
     transports,
     ups,
 )
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.ports import count, enqueue, free_packet
 from dblp.sim.fabric.kernel.sender import make_packet
@@ -51,7 +51,7 @@ def send_control(w: World, now: int, packet: int, source: int) -> None:
     enqueue(w, now, next_link(w, source, p.target, p.path), packet)
 
 
-@compiled
+@inlined
 def answer(w: World, now: int, packet: int, kind: int) -> None:
     """A packet goes back as its own answer, over the path that it came by."""
     p = packets(w)[packet]
@@ -61,7 +61,7 @@ def answer(w: World, now: int, packet: int, kind: int) -> None:
     send_control(w, now, packet, f.target)
 
 
-@compiled
+@inlined
 def take(w: World, now: int, flow: int, chunk: int, marked: int) -> None:
     """A chunk has arrived."""
     f = flows(w)[flow]
@@ -110,7 +110,7 @@ def add_pull(w: World, now: int, flow: int) -> None:
         set_timer(w, max(now, n.pull_at), f.target * EVENTS + PULL)
 
 
-@compiled
+@inlined
 def on_packet(w: World, now: int, packet: int) -> None:
     """A data packet or a probe has reached its host."""
     p = packets(w)[packet]

@@ -4,7 +4,7 @@ chunk."""
 from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import chunks, classes, flows, meta, packets, paths, samples, transports
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.ports import count, enqueue, take_packet
 from dblp.sim.fabric.kernel.state import (
@@ -63,14 +63,14 @@ def arm_timeout(w: World, now: int, flow: int) -> None:
         set_timer(w, f.rto_at, flow * EVENTS + RTO)
 
 
-@compiled
+@inlined
 def bound_met(w: World, flow: int) -> bool:
     """Whether the sender knows that what is missing may be missing: nothing but critical chunks is repaired then."""
     f = flows(w)[flow]
     return bool(transports(w)[f.transport].stop == STOP_STALL and f.acked >= f.need)
 
 
-@compiled
+@inlined
 def first_repair(w: World, flow: int) -> int:
     """The chunk to repair next, or NONE; what has arrived meanwhile, or need not, is taken off."""
     f = flows(w)[flow]
@@ -85,14 +85,14 @@ def first_repair(w: World, flow: int) -> int:
     return int(f.repair_head)
 
 
-@compiled
+@inlined
 def path_of(w: World, flow: int) -> int:
     """The index of what is kept of the way from a flow's source to its target."""
     f = flows(w)[flow]
     return int(f.source * meta(w).hosts + f.target)
 
 
-@compiled
+@inlined
 def room_of(w: World, flow: int) -> float:
     """What the window of a path leaves: flows between two hosts share it."""
     return float(flows(w)[flow].window - paths(w)[path_of(w, flow)].inflight)
@@ -153,7 +153,7 @@ def window_full(w: World, flow: int) -> bool:
     return bool(paths(w)[path_of(w, flow)].inflight > 0 and room_of(w, flow) < worth_sending(w, flow))
 
 
-@compiled
+@inlined
 def has_work(w: World, flow: int) -> bool:
     """Whether a flow has something to send."""
     f = flows(w)[flow]
@@ -180,7 +180,7 @@ def sendable(w: World, flow: int) -> bool:
     return has_work(w, flow)
 
 
-@compiled
+@inlined
 def take_chunk(w: World, flow: int) -> int:
     """The chunk that leaves next: a lost one before a new one."""
     f = flows(w)[flow]
@@ -194,7 +194,7 @@ def take_chunk(w: World, flow: int) -> int:
     return repair
 
 
-@compiled
+@inlined
 def count_inflight(w: World, flow: int, change: int) -> None:
     """Packets that are in flight, of a flow, and of the path if it has a window."""
     f = flows(w)[flow]
@@ -203,7 +203,7 @@ def count_inflight(w: World, flow: int, change: int) -> None:
         paths(w)[path_of(w, flow)].inflight += change
 
 
-@compiled
+@inlined
 def join_outstanding(w: World, now: int, flow: int, chunk: int) -> None:
     """A chunk leaves."""
     f = flows(w)[flow]
@@ -219,7 +219,7 @@ def join_outstanding(w: World, now: int, flow: int, chunk: int) -> None:
     count_inflight(w, flow, 1)
 
 
-@compiled
+@inlined
 def leave_outstanding(w: World, flow: int, chunk: int) -> None:
     """A chunk is acknowledged or lost."""
     f = flows(w)[flow]
@@ -250,7 +250,7 @@ def lose(w: World, flow: int, chunk: int) -> None:
     f.lost += 1
 
 
-@compiled
+@inlined
 def acknowledge(w: World, flow: int, chunk: int) -> bool:
     """The receiver has a chunk; False if that is no news."""
     f = flows(w)[flow]
@@ -264,7 +264,7 @@ def acknowledge(w: World, flow: int, chunk: int) -> bool:
     return True
 
 
-@compiled
+@inlined
 def overdue(w: World, flow: int, chunk: int) -> bool:
     """Whether an outstanding chunk is lost, judged by what has been acknowledged."""
     f = flows(w)[flow]
@@ -277,7 +277,7 @@ def overdue(w: World, flow: int, chunk: int) -> bool:
     return False
 
 
-@compiled
+@inlined
 def queue_of(w: World, flow: int, cls: int) -> int:
     """The queue of a data packet: its class's, or one of the powers of four that the flow's remaining packets lie between."""
     f = flows(w)[flow]
@@ -290,7 +290,7 @@ def queue_of(w: World, flow: int, cls: int) -> int:
     return number
 
 
-@compiled
+@inlined
 def chunk_class(w: World, flow: int, chunk: int) -> int:
     """Class of a chunk: 0 for critical ones, the droppable twin for small gradients, which lie between the others evenly."""
     f = flows(w)[flow]
@@ -316,7 +316,7 @@ def make_packet(w: World, now: int, flow: int, kind: int, cls: int) -> int:
     return packet
 
 
-@compiled
+@inlined
 def pass_over(w: World, flow: int) -> bool:
     """Whether all of a pass have left: of the first, all chunks; of the others, what the last bitmap lacked."""
     f = flows(w)[flow]

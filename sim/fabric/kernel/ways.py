@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import cached, down, flows, links, meta, nodes, ups
-from dblp.sim.fabric.kernel.compiled import compiled
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.draw import below
 from dblp.sim.fabric.kernel.state import (
     ADAPTIVE,
@@ -17,14 +17,14 @@ from dblp.sim.fabric.kernel.state import (
 )
 
 
-@compiled
+@inlined
 def uplink(w: World, node: int, path: int) -> int:
     """The uplink that a path's digit names."""
     n = nodes(w)[node]
     return int(ups(w)[n.up_first + path // n.stride % n.up_count])
 
 
-@compiled
+@inlined
 def down_link(w: World, node: int, target: int) -> int:
     """The link down to a host, or NONE."""
     hosts = meta(w).hosts
@@ -187,7 +187,7 @@ def shortest(w: World, node: int, target: int) -> int:
     return int(best)
 
 
-@compiled
+@inlined
 def next_link(w: World, node: int, target: int, path: int) -> int:
     """The link that a packet takes from a node."""
     link = down_link(w, node, target)
