@@ -80,6 +80,21 @@ def unlink(w: World, queue: int, packet: int) -> None:
 
 
 @inlined
+def take_first(w: World, queue: int) -> int:
+    """Take the first packet out of the first queue from ``queue`` on that has one."""
+    while queues(w)[queue].head == NONE:
+        queue += 1
+    q = queues(w)[queue]
+    packet = q.head
+    q.head = packets(w)[packet].next
+    if q.head == NONE:
+        q.tail = NONE
+    else:
+        packets(w)[q.head].prev = NONE
+    return int(packet)
+
+
+@inlined
 def charge(w: World, link: int, size: int) -> None:
     """Bytes come into a port's backlog, or leave it (negative)."""
     line = links(w)[link]
@@ -177,11 +192,7 @@ def fly(w: World, link: int, packet: int, arrives: int) -> None:
 def transmit(w: World, now: int, link: int) -> None:
     """The first packet of the first queue goes on the wire."""
     line = links(w)[link]
-    queue = link * meta(w).queues
-    while queues(w)[queue].head == NONE:
-        queue += 1
-    packet = queues(w)[queue].head
-    unlink(w, queue, packet)
+    packet = take_first(w, link * meta(w).queues)
     size, kind = packets(w)[packet].size, packets(w)[packet].kind
     charge(w, link, -size)
     if line.unlimited and kind == DATA:

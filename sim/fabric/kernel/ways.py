@@ -21,6 +21,8 @@ from dblp.sim.fabric.kernel.state import (
 def uplink(w: World, node: int, path: int) -> int:
     """The uplink that a path's digit names."""
     n = nodes(w)[node]
+    if n.up_count == 1:  # of most hosts; two divisions less
+        return int(ups(w)[n.up_first])
     return int(ups(w)[n.up_first + path // n.stride % n.up_count])
 
 
