@@ -58,7 +58,7 @@ from dblp.collectives.torch.compression import (
 )
 from dblp.collectives.torch.hadamard import rotate_, unrotate_
 from dblp.collectives.torch.iteration import Iteration
-from dblp.collectives.torch.plain import plain_policy, policy_from_plain
+from dblp.collectives.torch.plain import differences, plain_policy, policy_from_plain
 from dblp.collectives.torch.replicas import resynchronise
 from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
@@ -210,7 +210,10 @@ class Attachment:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what ``state_dict`` gave, or this rank's part of what ``merge_states`` made of those of all ranks. Raises
-        ConfigError if it is not usable, if it is of another model, or if one has a controller and the other has none."""
+        ConfigError if it is not usable, if it is of another model, or if one has a controller and the other has none.
+
+        The saved policy holds from here on, as a learning rate does in ``torch.optim``; where it is not the one that this
+        attachment had, rank 0 says so in a warning that names both. Set ``policy`` afterwards to have another."""
         if RANKS in state:
             state = share_of(state, *self.place)
         try:
@@ -233,6 +236,14 @@ class Attachment:
             self.compression.load_state_dict(compression or {})
         if self._budget is not None:
             self._budget.load_state_dict(budget)
+        if policy != self._policy and self.place[0] == 0:
+            saved, given = differences(policy, self._policy)
+            _log.warning(
+                "load_state_dict: the saved policy holds, %s, not what attach was given, %s; to have that, set it again "
+                "after loading: attachment.policy = ...",
+                saved,
+                given,
+            )
         self._policy, self._carries = policy, carries
         self._iterations, self._rounds, self._synced_at = counts
         self._running = None

@@ -29,6 +29,14 @@ def policy_from_plain(values: Mapping[str, Any]) -> Policy:
         raise ConfigError(f"these values make no policy: {error}") from None
 
 
+def differences(one: Policy, other: Policy) -> tuple[str, str]:
+    """Two policies as text, by those of their fields that differ: ``("budget=0.1", "budget=0.3")``."""
+    plain = plain_policy(one), plain_policy(other)
+    names = [name for name in plain[0] if plain[0][name] != plain[1][name]]
+    texts = [", ".join(f"{name}={values[name]!r}" for name in names) for values in plain]
+    return texts[0], texts[1]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value

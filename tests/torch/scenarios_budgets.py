@@ -4,6 +4,7 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import io
+import logging
 from datetime import timedelta
 
 import numpy as np
@@ -195,6 +196,29 @@ def resumed(rank, world_size, folder):
         assert _budgets(other_model, other, rank, SCALES[cut:]) == rest
         assert found + rest == EXPECTED
         assert other.budget.state_dict() == attachment.budget.state_dict()
+    dist.destroy_process_group()
+
+
+def overruled(rank, world_size, folder):
+    """A saved policy holds over the one that attach was given; rank 0 names both, and nobody warns where they are one."""
+    _init(rank, world_size, folder)
+    heard: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = heard.append  # type: ignore[assignment, method-assign]
+    logging.getLogger("dblp").addHandler(listener)
+    saved = Bounded(0.1)
+    state = _through_a_file(attach(_model(False), saved).state_dict())
+    attach(_model(False), saved).load_state_dict(state)
+    assert not heard, heard
+    other = attach(_model(False), Bounded(0.3, stop="eager"))
+    other.load_state_dict(state)
+    assert other.policy == saved
+    texts = [record.getMessage() for record in heard]
+    assert len(texts) == (rank == 0), texts
+    for text in texts:
+        assert "budget=0.1, stop='stall'" in text and "budget=0.3, stop='eager'" in text, text
+    other.policy = Bounded(0.3, stop="eager")
+    assert other.policy != saved
     dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dblp.collectives.torch.plain import plain_policy, policy_from_plain
+from dblp.collectives.torch.plain import differences, plain_policy, policy_from_plain
 from dblp.errors import ConfigError
 from dblp.transport.policy import Bounded, Carry, CarryBound, Fill, Policy, Tags
 
@@ -16,6 +16,7 @@ from dblp.transport.policy import Bounded, Carry, CarryBound, Fill, Policy, Tags
     [
         ("phases", 2),
         ("resumed", 2),
+        ("overruled", 2),
         ("uneven", 2),
         ("drifting", 2),
         ("layouts", 2),
@@ -39,6 +40,15 @@ def test_attached(ranks, scenario, world_size):
 def test_policies_in_plain_values(policy):
     values = json.loads(json.dumps(plain_policy(policy)))
     assert policy_from_plain(values) == policy
+
+
+def test_differences_name_what_is_not_the_same():
+    one, other = Bounded(0.1), Bounded(0.3, stop="eager", carry=None)
+    assert differences(one, other) == (
+        "budget=0.1, stop='stall', carry={'bound': 'decay', 'limit': 1.0, 'momentum': 0.0, 'masking': False}",
+        "budget=0.3, stop='eager', carry=None",
+    )
+    assert differences(one, one) == ("", "")
 
 
 @pytest.mark.parametrize(
