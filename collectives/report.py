@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.collectives.carry import NOTHING, Account
-from dblp.units import format_bytes, format_seconds
+from dblp.transport.policy import CarryBound
+from dblp.units import format_bytes, format_count, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,6 +70,8 @@ class Report:
     ``compression.curve.RATIOS``; empty where nobody asked."""
     carries: bool = False
     """What is missing is kept by who has it, as far as the bound of the carry allows. If not, all of it is discarded."""
+    bound: str = ""
+    """How the policy bounds what is kept: a value of ``CarryBound``; empty where nothing is."""
     carried: Account = NOTHING
     """What this rank keeps for its next gradient of the same bucket: all of it, also from earlier rounds."""
     discarded: Account = NOTHING
@@ -102,10 +105,22 @@ class Report:
         if self.filled_chunks:
             parts.append(f"{self.filled_chunks} chunks of the result filled")
         if self.carries:
-            parts.append(f"carried {self.carried.elements} elements, discarded {self.discarded.elements}")
+            parts.append(f"carried to the next gradient: {_amount(self.carried)}, {self._dropped()}")
         elif self.missing_chunks:
             parts.append("discarded")
         return ", ".join(parts)
+
+    def _dropped(self) -> str:
+        """What the bound took of it. Under ``DECAY`` the same elements are in both accounts, each with a part of its value."""
+        part = self.discarded.elements and self.bound == CarryBound.DECAY.value
+        return f"discarded: {_amount(self.discarded)}" + (" (half of each value or more)" if part else "")
+
+
+def _amount(account: Account) -> str:
+    """``"352 elements of norm 0.52"``: what they weigh, since a part of each value may be elsewhere."""
+    if not account.elements:
+        return "nothing"
+    return f"{format_count(account.elements, 'element')} of norm {math.sqrt(account.energy):.3g}"
 
 
 def energy_lost_share(pairs: Iterable[tuple[float, float]], missing_share: float) -> float:

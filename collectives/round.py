@@ -338,6 +338,7 @@ class Round:
             stop=call.policy.stop.value,
             filled_chunks=self.filled_chunks,
             carries=self.carries,
+            bound=call.policy.carry.bound.value if self.carries and call.policy.carry is not None else "",
             carried=self.carried,
             discarded=self.discarded,
             skipped=self.skipped,

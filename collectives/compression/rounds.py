@@ -261,6 +261,7 @@ class Compression:
             budget=job.lossy.budget if job.lossy is not None else 0.0,
             skipped=any(report.skipped for report in link.reports),
             carries=job.lossy is not None and job.memory.residual is not None,
+            bound="" if job.lossy is None or job.lossy.carry is None else job.lossy.carry.bound.value,
             carried=books.carried,
             discarded=books.discarded,
             energy_withheld=books.withheld,

@@ -282,12 +282,24 @@ def test_reports_say_what_became_of_what_is_missing():
     books = keep_books(run_memory, 3, policy, "direct", count=60_000, loss=1.0, chunk_bytes=512)
     for book in books:
         report = book.reports[-1]
-        carried, discarded = report.carried.elements, report.discarded.elements
-        assert report.carries and report.filled_chunks and carried and discarded
-        words = f"{report.filled_chunks} chunks of the result filled, carried {carried} elements, discarded {discarded}"
+        carried, discarded = report.carried, report.discarded
+        assert report.carries and report.filled_chunks and carried.elements and discarded.elements
+        words = (
+            f"{report.filled_chunks} chunks of the result filled, carried to the next gradient: {carried.elements} elements of "
+            f"norm {carried.energy**0.5:.3g}, discarded: {discarded.elements} elements of norm {discarded.energy**0.5:.3g}"
+        )
         assert str(report).endswith(words), str(report)
     clean = keep_books(run_memory, 3, policy, "direct", loss=0.0)[0].reports[-1]
-    assert str(clean).endswith("missing 0.00% of chunks (0.00% of energy), carried 0 elements, discarded 0")
+    assert str(clean).endswith("(0.00% of energy), carried to the next gradient: nothing, discarded: nothing")
+
+
+def test_reports_say_that_the_default_bound_discards_a_part_of_each_value():
+    policy = Policy(budget=0.5, carry=Carry())
+    report = keep_books(run_memory, 3, policy, "direct", count=60_000, loss=1.0, chunk_bytes=512)[0].reports[
+        -1
+    ]
+    assert report.bound == "decay" and report.carried.elements == report.discarded.elements > 0
+    assert str(report).endswith(" (half of each value or more)"), str(report)
 
 
 def test_an_exact_round_delivers_what_is_carried():
