@@ -12,6 +12,7 @@ from dblp.cli.bench.command import allreduce
 from dblp.cli.bench.compression import compression
 from dblp.cli.doctor import doctor
 from dblp.cli.lab.command import lab
+from dblp.cli.options import OLD_NAMES
 from dblp.cli.pcap import pcap
 from dblp.cli.sim.command import sim
 from dblp.cli.train.command import train
@@ -22,7 +23,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: OLD_NAMES.get(name, name),
+    },
 )
 bench = typer.Typer(help="Measure dblp against other transports, in one run.", no_args_is_help=True)
 bench.command()(allreduce)

@@ -9,6 +9,8 @@ from dblp.errors import ConfigError
 from dblp.units import parse_bytes, parse_seconds
 
 T = TypeVar("T")
+OLD_NAMES = {"png": "picture", "figure": "picture", "plot": "picture", "html": "report"}
+"""Names that options had, which commands still take without showing them, and the one name that all commands have now."""
 MOST_SEEDS = 100_000
 """Of one command: each is a run, or more."""
 

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 def pcap(
     file: Annotated[Path | None, typer.Argument(help="Capture, pcap or pcapng.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(help="Rows of each table; 0: all.")] = 20,
-    plot: Annotated[Path | None, typer.Option(help="Draw a time-sequence picture.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw a time-sequence picture.")] = None,
     lua: Annotated[Path | None, typer.Option(help="Write a dissector for Wireshark.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write rounds and messages as JSON.")] = None,
 ) -> None:
     """Take a capture apart: rounds, messages, repairs, and how each message stopped."""
     if file is None and lua is None:
         raise ConfigError("dblp pcap: name a capture to read, or --lua FILE to write the dissector to")
-    if file is None and (plot or json):
-        raise ConfigError("dblp pcap: --plot and --json need a capture to read")
+    if file is None and (picture or json):
+        raise ConfigError("dblp pcap: --picture and --json need a capture to read")
     if limit < 0:
         raise ConfigError(f"--limit {limit}: must not be negative")
-    check_outputs({"--lua": lua, "--json": json}, {"--plot": plot})
+    check_outputs({"--lua": lua, "--json": json}, {"--picture": picture})
     if lua is not None:
         _write_lua(lua)
     if file is not None:
-        require("scapy", *(["matplotlib"] if plot else []))
-        _read(file, limit or None, plot, json)
+        require("scapy", *(["matplotlib"] if picture else []))
+        _read(file, limit or None, picture, json)
 
 
 def _write_lua(path: Path) -> None:
@@ -50,7 +50,7 @@ def _write_lua(path: Path) -> None:
     typer.echo(f"dissector: {path}; use it with: wireshark -X lua_script:{path}")
 
 
-def _read(file: Path, limit: int | None, plot: Path | None, json: Path | None) -> None:
+def _read(file: Path, limit: int | None, picture: Path | None, json: Path | None) -> None:
     from rich.console import Console
 
     from dblp.cli.host import document, write_json
@@ -64,11 +64,11 @@ def _read(file: Path, limit: int | None, plot: Path | None, json: Path | None) -
     messages = messages_of(capture)
     rounds = rounds_of(messages)
     show(capture, messages, rounds, Console(), limit)
-    if plot is not None:
+    if picture is not None:
         from dblp.cli.pcap_figure import draw
 
-        draw(messages, plot, title=file.name)
-        typer.echo(f"picture: {plot}")
+        draw(messages, picture, title=file.name)
+        typer.echo(f"picture: {picture}")
     if json is not None:
         more = {"capture": _facts(capture), "messages": [message.record() for message in messages]}
         write_json(json, document("pcap", [round_.record() for round_ in rounds], **more))

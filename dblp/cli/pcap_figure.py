@@ -27,7 +27,7 @@ def draw(messages: Sequence[MessageTrace], path: Path, *, title: str) -> None:
     """Draw the flows; raises LocalError if the picture cannot be written, or there is nothing to draw."""
     flows = _flows(messages)
     if not flows:
-        raise LocalError("--plot: the capture holds no message to draw")
+        raise LocalError("--picture: the capture holds no message to draw")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -54,10 +54,10 @@ def draw(messages: Sequence[MessageTrace], path: Path, *, title: str) -> None:
         figure.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="upper right", ncols=4, frameon=False, fontsize=9
         )
-        make_folder("--plot", path)
+        make_folder("--picture", path)
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise LocalError(f"--plot {path}: cannot be written: {error}") from None
+        raise LocalError(f"--picture {path}: cannot be written: {error}") from None
     finally:
         pyplot.close(figure)
 

@@ -177,7 +177,7 @@ def test_the_picture_is_drawn(tmp_path, seeds, more):
 @pytest.mark.parametrize("name", ["train.nonsense", "file/train.png"])
 def test_a_picture_that_cannot_be_written_is_named(tmp_path, name):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LocalError, match="--figure"):
+    with pytest.raises(LocalError, match="--picture"):
         draw(outcomes((0,)), tmp_path / name, subtitle="")
 
 

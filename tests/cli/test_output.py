@@ -16,7 +16,7 @@ from dblp.errors import LocalError
 def test_a_look_leaves_nothing_behind_and_changes_nothing(tmp_path):
     there = tmp_path / "there.json"
     there.write_text("{}")
-    check_outputs({"--json": there, "--report": tmp_path / "new" / "r.html"}, {"--png": tmp_path / "p.PNG"})
+    check_outputs({"--json": there, "--report": tmp_path / "new" / "r.html"}, {"--picture": tmp_path / "p.PNG"})
     assert there.read_text() == "{}"
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
 
@@ -53,8 +53,8 @@ def test_pictures_that_cannot_be_written(tmp_path, name, says):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(LocalError, match=says) as caught:
-        check_outputs({}, {"--png": tmp_path / name})
-    assert str(caught.value).startswith(f"--png {tmp_path / name}: ")
+        check_outputs({}, {"--picture": tmp_path / name})
+    assert str(caught.value).startswith(f"--picture {tmp_path / name}: ")
 
 
 def test_two_options_have_two_files(tmp_path):
@@ -80,7 +80,7 @@ def test_a_pipe_is_written_without_a_look(tmp_path):
 def test_matplotlib_writes_all_forms_that_are_named():
     figure = pytest.importorskip("matplotlib.figure")
     assert set(PICTURE_FORMS) <= set(figure.Figure().canvas.get_supported_filetypes())
-    assert picture_form("--png", Path("a.SVG")) == "svg"
+    assert picture_form("--picture", Path("a.SVG")) == "svg"
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,31 @@ def test_every_command_looks_first(command, capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    [["pcap", "x.pcap", "--plot"], ["train", "--figure"], ["sim", "run", "scale", "--png"], ["lab", "run", "clean", "--png"]],
+    [["pcap", "x.pcap"], ["train"], ["sim", "run", "scale"], ["lab", "run", "clean"], ["lab", "report", "x.json"]],
     ids=lambda words: words[0],
 )  # fmt: skip
-def test_every_picture_has_a_form_and_is_no_folder(command, capsys, tmp_path):
-    assert run([*command, str(tmp_path / "x.foo")]) == 2
-    assert ".foo; use one of .png" in capsys.readouterr().err
-    assert run([*command, str(tmp_path)]) == 2
-    assert "is a folder; name a file" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--picture", "--png", "--figure", "--plot"])
+def test_every_picture_has_a_form_and_is_no_folder(command, option, capsys, tmp_path):
+    """Under the one name, which errors have and help shows, and under those that options had once."""
+    assert run([*command, option, str(tmp_path / "x.foo")]) == 2
+    assert f"--picture {tmp_path}/x.foo: a picture cannot end in .foo; use one of .png" in capsys.readouterr().err
+    assert run([*command, f"{option}={tmp_path}"]) == 2
+    assert f"--picture {tmp_path}: is a folder; name a file" in capsys.readouterr().err
+    assert run([*command, "--help"]) == 0
+    assert (option in capsys.readouterr().out) is (option == "--picture")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["sim", "run", "scale"], ["lab", "run", "clean"], ["lab", "report", "x.json"]],
+    ids=lambda words: " ".join(words[:2]),
+)
+@pytest.mark.parametrize("option", ["--report", "--html"])
+def test_every_report_has_one_name(command, option, capsys, tmp_path):
+    assert run([*command, option, str(tmp_path)]) == 2
+    assert f"--report {tmp_path}: is a folder; name a file" in capsys.readouterr().err
+    assert run([*command, "--help"]) == 0
+    assert (option in capsys.readouterr().out) is (option == "--report")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_json_holds_what_the_reports_say(capture, tmp_path, capsys):
 
 def test_pictures(capture, tmp_path):
     path, _ = capture
-    assert run(["pcap", str(path), "--plot", str(tmp_path / "a" / "p.png"), "--limit", "1"]) == 0
+    assert run(["pcap", str(path), "--picture", str(tmp_path / "a" / "p.png"), "--limit", "1"]) == 0
     assert (tmp_path / "a" / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -52,7 +52,7 @@ def test_the_dissector_needs_no_capture(tmp_path):
     ("arguments", "says"),
     [
         ([], "name a capture"),
-        (["--plot", "x.png", "--lua", "x.lua"], "need a capture"),
+        (["--picture", "x.png", "--lua", "x.lua"], "need a capture"),
         (["absent.pcap"], "absent.pcap: cannot be read as a capture"),
         (["absent.pcap", "--limit", "-1"], "--limit -1"),
         (["--lua", "/proc/none/x.lua"], "cannot be written"),

@@ -54,7 +54,7 @@ def test_one_epoch_over_gloo(tmp_path):
     figures, picture = tmp_path / "train.json", tmp_path / "train.png"
     done = dblp(
         "train", "--arms", "gloo", "--ranks", 2, "--epochs", 1, "--model", "mlp",
-        "--json", figures, "--figure", picture, cwd=tmp_path,
+        "--json", figures, "--picture", picture, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "replicas identical on all 2 ranks" in done.stdout
@@ -72,7 +72,7 @@ def test_dblp_arms_lose_datagrams_and_keep_replicas_identical(tmp_path):
     figures = tmp_path / "train.json"
     done = dblp(
         "train", "--ranks", 2, "--epochs", 2, "--model", "mlp", "--impair", "loss(0.1),seed(3)",
-        "--json", figures, "--figure", tmp_path / "train.png", cwd=tmp_path,
+        "--json", figures, "--picture", tmp_path / "train.png", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     gloo, exact, bounded = json.loads(figures.read_text())["records"]
@@ -111,7 +111,7 @@ def trained(tmp_path, policy, *options):
     figures = tmp_path / "train.json"
     done = dblp(
         "train", "--policy", policy, "--ranks", 2, "--epochs", 2, "--impair", "loss(0.1),seed(3)", *options,
-        "--json", figures, "--figure", tmp_path / "train.png", cwd=tmp_path,
+        "--json", figures, "--picture", tmp_path / "train.png", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "replicas identical on all 2 ranks" in done.stdout
@@ -170,7 +170,7 @@ def test_a_workers_end_is_told_and_the_exit_code_is_1(tmp_path, sabotage, words)
 @pytest.mark.parametrize("whole_group", [True, False], ids=["process group", "parent only"])
 def test_ctrl_c_ends_everything(tmp_path, whole_group):
     process = subprocess.Popen(
-        [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--figure", str(tmp_path / "x.png")],
+        [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--picture", str(tmp_path / "x.png")],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_everything(tmp_path, whole_group):
 
 def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     process = subprocess.Popen(
-        [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--figure", str(tmp_path / "x.png")],
+        [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--picture", str(tmp_path / "x.png")],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     wait_until(lambda: len(worker_pids(process.pid)) == 2 or process.poll() is not None, "no workers came up")

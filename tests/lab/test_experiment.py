@@ -196,7 +196,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (["run", "claen"], "did you mean 'clean'?"),
         (["run", "clean", "--seconds", "inf"], "seconds=inf"),
         (["run", "clean", "--json", "FOLDER"], "is a folder; name a file"),
-        (["run", "clean", "--png", "FOLDER"], "is a folder; name a file"),
+        (["run", "clean", "--picture", "FOLDER"], "is a folder; name a file"),
         (["capture", "clean", "x.pcap", "--arm", "gloo-cubic"], "gloo's arms send TCP"),
     ],
 )

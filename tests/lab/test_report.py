@@ -114,7 +114,7 @@ def test_training_has_a_report_too():
 
 def test_report_and_picture_from_a_file(content, tmp_path, capsys):
     (tmp_path / "a.json").write_text(json.dumps(content))
-    where = ["--report", str(tmp_path / "r" / "a.html"), "--png", str(tmp_path / "a.png")]
+    where = ["--report", str(tmp_path / "r" / "a.html"), "--picture", str(tmp_path / "a.png")]
     assert dblp(["lab", "report", str(tmp_path / "a.json"), *where]) == 0
     assert (tmp_path / "r" / "a.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

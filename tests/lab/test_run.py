@@ -66,7 +66,7 @@ def test_a_clean_run(tmp_path):
     figures, page, picture = tmp_path / "c.json", tmp_path / "c.html", tmp_path / "c.png"
     arms = ["gloo-cubic", "dblp-exact", "default(leg=0.4)"]
     done = dblp(
-        "run", "clean", *SHORT, "--arms", "; ".join(arms), "--json", figures, "--report", page, "--png", picture
+        "run", "clean", *SHORT, "--arms", "; ".join(arms), "--json", figures, "--report", page, "--picture", picture
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     content = json.loads(figures.read_text())

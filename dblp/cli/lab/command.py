@@ -44,14 +44,14 @@ class _Outputs:
 
     json: Path | None = None
     report: Path | None = None
-    png: Path | None = None
+    picture: Path | None = None
     capture: Path | None = None
     capture_host: int = 0
 
     def check(self) -> None:
         """Now, not when hours of rounds are done; raises LocalError."""
         files = {"--json": self.json, "--report": self.report, "--capture": self.capture}
-        check_outputs(files, {"--png": self.png})
+        check_outputs(files, {"--picture": self.picture})
 
 
 @lab.command("run")
@@ -75,13 +75,13 @@ def run(
     capture_host: Annotated[int, typer.Option(help="Whose.")] = 0,
     json: Json = None,
     report: Annotated[Path | None, typer.Option(help="Write a report, one HTML file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture of the results.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw a picture of the results.")] = None,
 ) -> None:
     """Run an experiment: all arms in turn over one network, under the same schedule of impairments."""
     chosen = _changed(_loaded(experiment), arms, sizes, rounds, block, seconds)
     chosen = _placed(chosen, hosts, rate)
     chosen = _impaired(_trained(chosen, data, data_dir, epochs), impair, traffic)
-    outputs = _Outputs(json=json, report=report, png=png, capture=capture, capture_host=capture_host)
+    outputs = _Outputs(json=json, report=report, picture=picture, capture=capture, capture_host=capture_host)
     _run(chosen, outputs, "lab run")
 
 
@@ -181,7 +181,7 @@ def _check(experiment: Experiment, outputs: _Outputs) -> None:
         raise ConfigError(f"--capture-host {outputs.capture_host}: there are hosts 0 to {hosts - 1}")
     outputs.check()
     check_memory(experiment)
-    require("torch", "pyroute2", *(["matplotlib"] if outputs.report or outputs.png else []))
+    require("torch", "pyroute2", *(["matplotlib"] if outputs.report or outputs.picture else []))
     check_data(experiment)
 
 
@@ -220,11 +220,11 @@ def _write(content: dict[str, Any], console: Console, outputs: _Outputs) -> None
 
         write_file("--report", outputs.report, page(content).encode())
         _say(console, f"report: {outputs.report}")
-    if outputs.png is not None:
+    if outputs.picture is not None:
         from dblp.sim.lab.figures import overview
 
-        write_file("--png", outputs.png, overview(content, picture_form("--png", outputs.png)))
-        _say(console, f"picture: {outputs.png}")
+        write_file("--picture", outputs.picture, overview(content, picture_form("--picture", outputs.picture)))
+        _say(console, f"picture: {outputs.picture}")
 
 
 def _say(console: Console, text: str) -> None:
@@ -251,16 +251,16 @@ def list_(json: Json = None) -> None:
 def report_(
     file: Annotated[Path, typer.Argument(help="JSON of dblp lab run.")],
     report: Annotated[Path | None, typer.Option(help="Write the report, one HTML file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the picture.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the picture.")] = None,
 ) -> None:
     """Make report and picture again from a run's JSON."""
     from rich.console import Console
 
     from dblp.sim.lab.compare import check_document
 
-    if report is None and png is None:
-        raise ConfigError("dblp lab report: name --report FILE.html, --png FILE.png, or both")
-    outputs = _Outputs(report=report, png=png)
+    if report is None and picture is None:
+        raise ConfigError("dblp lab report: name --report FILE.html, --picture FILE.png, or both")
+    outputs = _Outputs(report=report, picture=picture)
     outputs.check()
     require("matplotlib")
     content = read_document(file)

@@ -57,8 +57,12 @@ def run_experiment(
         Path | None, typer.Option(help="Folder of results: what is there is not run again.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw queues, loads, completion and a time line.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with tables and pictures.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw queues, loads, completion and a time line.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report with tables and picture, one HTML file.")
+    ] = None,
 ) -> None:
     """Run an experiment: all its arms at all its points, and a paper's figures beside ours."""
     from dblp.sim.fabric.experiment import load_experiment
@@ -69,11 +73,11 @@ def run_experiment(
         raise ConfigError(f"--processes {processes} and --ray {ray}: one of the two")
     loaded = load_experiment(experiment)
     chosen = parse_seeds(seeds) if seeds else list(range(loaded.seeds))
-    check_outputs({"--json": json, "--html": html}, {"--png": png})
+    check_outputs({"--json": json, "--report": report}, {"--picture": picture})
     check_folder("--resume", resume)
-    require("numba", *(["matplotlib"] if png or html else []), *(["ray"] if ray else []))
+    require("numba", *(["matplotlib"] if picture or report else []), *(["ray"] if ray else []))
     places = Places(processes=processes or len(os.sched_getaffinity(0)), ray=ray)
-    _run(loaded, chosen, places, resume, json, png, html)
+    _run(loaded, chosen, places, resume, json, picture, report)
 
 
 @sim.command("list")
@@ -129,8 +133,8 @@ def _run(
     places: Places,
     folder: Path | None,
     json: Path | None,
-    png: Path | None,
-    html: Path | None,
+    picture: Path | None,
+    report: Path | None,
 ) -> None:
     from rich.console import Console
 
@@ -138,7 +142,7 @@ def _run(
 
     console = Console()
     console.print(f"[bold]dblp sim run {experiment.name}[/]: {experiment.title}", highlight=False)
-    results = _results(experiment, seeds, places, folder, console, pictured=bool(png or html))
+    results = _results(experiment, seeds, places, folder, console, pictured=bool(picture or report))
     rows = records(experiment, results)
     found = claims(experiment, rows)
     console.print(records_table(rows))
@@ -146,7 +150,7 @@ def _run(
         console.print(claims_table(found))
     for note in filter(None, (experiment.paper and f"paper: {experiment.paper}", experiment.why)):
         console.print(note, highlight=False)
-    _write(experiment, rows, found, results, json, png, html, console)
+    _write(experiment, rows, found, results, json, picture, report, console)
 
 
 def _results(
@@ -189,8 +193,8 @@ def _write(
     found: list[dict[str, Any]],
     results: list[CaseResult],
     json: Path | None,
-    png: Path | None,
-    html: Path | None,
+    picture: Path | None,
+    report: Path | None,
     console: Console,
 ) -> None:
     from dblp.cli.host import document, write_json
@@ -198,15 +202,15 @@ def _write(
     if json is not None:
         facts = {"title": experiment.title, "paper": experiment.paper, "why": experiment.why, "claims": found}
         write_json(json, document("sim run", rows, **facts))
-    if png is not None or html is not None:
+    if picture is not None or report is not None:
         from dblp.cli.sim.page import write_page
         from dblp.cli.sim.pictures import draw
 
-        if png is not None:
-            write_file("--png", png, draw(experiment, rows, results, picture_form("--png", png)))
-        if html is not None:
-            write_page(html, experiment, rows, found, draw(experiment, rows, results, "png"))
-    for path in (json, png, html):
+        if picture is not None:
+            write_file("--picture", picture, draw(experiment, rows, results, picture_form("--picture", picture)))
+        if report is not None:
+            write_page(report, experiment, rows, found, draw(experiment, rows, results, "png"))
+    for path in (json, picture, report):
         if path is not None:
             console.print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
 

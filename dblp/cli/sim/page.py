@@ -41,7 +41,7 @@ def write_page(
     ]
     head = f'<meta charset="utf-8"><title>{html.escape(experiment.name)}</title><style>{_STYLE}</style>'
     text = f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
-    write_file("--html", path, text.encode())
+    write_file("--report", path, text.encode())
 
 
 def _claims(found: Sequence[dict[str, Any]]) -> str:

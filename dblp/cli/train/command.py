@@ -68,7 +68,7 @@ def train(
         str, typer.Option(help="When a receiver stops waiting: stall or eager.")
     ] = "stall",
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
-    figure: Annotated[Path, typer.Option(help="Where to draw the picture.")] = Path("runs/train.png"),
+    picture: Annotated[Path, typer.Option(help="Where to draw the picture.")] = Path("runs/train.png"),
 ) -> None:
     """Train on real data over gloo and over lossy UDP, with the same seeds, and compare."""
     data, model = _data_and_model(data, model)
@@ -90,9 +90,9 @@ def train(
         budget=budget,
         stop=policy_stop,
     )
-    check_outputs({"--json": json}, {"--figure": figure})
+    check_outputs({"--json": json}, {"--picture": picture})
     require("torch", "matplotlib")
-    _train(plan, figure, json)
+    _train(plan, picture, json)
 
 
 def _data_and_model(data: str | None, model: str | None) -> tuple[str, str]:
@@ -114,7 +114,7 @@ def _arms(arms: str | None, policy: str, compression: str) -> tuple[str, ...]:
     )
 
 
-def _train(plan: TrainPlan, figure: Path, json: Path | None) -> None:
+def _train(plan: TrainPlan, picture: Path, json: Path | None) -> None:
     from rich.console import Console
 
     from dblp.cli.host import document, write_json
@@ -133,8 +133,8 @@ def _train(plan: TrainPlan, figure: Path, json: Path | None) -> None:
         if line is not None:
             console.print(line, highlight=False)
     console.print(f"replicas identical on all {plan.ranks} ranks in every run", highlight=False)
-    draw(outcomes, figure, subtitle=_caption(plan))
-    console.print(f"picture: {figure}", highlight=False)
+    draw(outcomes, picture, subtitle=_caption(plan))
+    console.print(f"picture: {picture}", highlight=False)
     if json is not None:
         options = {name: value for name, value in plan.to_json().items() if name not in ("arms", "seeds")}
         write_json(json, document("train", [outcome.record() for outcome in outcomes], options=options))

@@ -55,10 +55,10 @@ def draw(outcomes: Sequence[Outcome], path: Path, *, subtitle: str) -> None:
         _draw_times(times, outcomes)
         figure.suptitle(subtitle, fontsize=9.5, color="#555555", x=0.01, ha="left")
         try:
-            make_folder("--figure", path)
+            make_folder("--picture", path)
             figure.savefig(path, dpi=150)
         except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
-            raise LocalError(f"--figure {path}: cannot be written: {error}") from None
+            raise LocalError(f"--picture {path}: cannot be written: {error}") from None
         finally:
             pyplot.close(figure)
 
