@@ -23,6 +23,25 @@ from dblp.units import format_bytes
 RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 WMEM_MAX = Path("/proc/sys/net/core/wmem_max")
 
+PACKAGES = (
+    ("torch", "2.7", "the torch backend, attach() and dblp train; numpy arrays work", "torch"),
+    ("uvloop", "0.19", "plain asyncio runs the engine: some 10 us more a wake-up", ""),
+    (
+        "matplotlib",
+        "3.8",
+        "dblp train, whose picture it draws, --picture and --report of all commands",
+        "train",
+    ),
+    ("scikit-learn", "1.4", "dblp train's digits, its default data", "train"),
+    ("numba", "0.60", "dblp sim run, whose engine it compiles", "sim"),
+    ("pyroute2", "0.7", "dblp lab: networks of namespaces on this host", "lab"),
+    ("scapy", "2.5", "dblp pcap, which reads captures", "lab"),
+    ("accelerate", "1.0", "training under Accelerate (docs/frameworks.md)", "frameworks"),
+    ("lightning", "2.4", "training under Lightning (docs/frameworks.md)", "frameworks"),
+    ("ray", "2.40", "training under Ray Train, and dblp sim run --ray", "ray"),
+)
+"""Name, least version, what one goes without, and the extra that brings it (setup.cfg); no extra: it comes with dblp."""
+
 
 class Status(enum.Enum):
     """How a check ended; the value is what JSON says."""
@@ -262,14 +281,7 @@ def cores_check() -> Check:
 
 def python_checks() -> list[Check]:
     """Packages, by their metadata: nothing is imported, so this works where torch does not."""
-    return [
-        package_check(
-            "torch", "2.7", "the torch backend, attach() and dblp train; numpy arrays work", "torch"
-        ),
-        package_check("uvloop", "0.19", "plain asyncio runs the engine: some 10 us more a wake-up", ""),
-        package_check("matplotlib", "3.8", "the pictures of dblp train", "train"),
-        package_check("scikit-learn", "1.4", "dblp train's digits", "train"),
-    ]
+    return [package_check(*package) for package in PACKAGES]
 
 
 def package_check(package: str, least: str, without: str, extra: str) -> Check:

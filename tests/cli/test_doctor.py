@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
 import errno
 import gzip
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import typer
@@ -132,6 +135,38 @@ def test_a_missing_package_names_the_pip_line():
     check = checks.package_check("no-such-package-here", "1", "much", "torch")
     assert check.status is Status.MISSING and not check.fatal
     assert check.remedy == "python -m pip install 'dblp[torch]'"
+
+
+def test_every_extra_is_looked_for():
+    """All packages of setup.cfg's extras, at their least versions, but for those that only dblp's developers and nobody's
+    commands need."""
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    extras = {
+        extra: dict(re.sub(r"\[.*\]", "", line).split(">=") for line in lines.split())
+        for extra, lines in setup["options.extras_require"].items()
+        if extra not in ("dev", "crypto")
+    }
+    known = {package: (least, extra) for package, least, _, extra in checks.PACKAGES if extra}
+    assert set(known) == {package for packages in extras.values() for package in packages}
+    assert all(extras[extra][package] == least for package, (least, extra) in known.items())
+
+
+@pytest.mark.parametrize(
+    ("package", "words"), [("numba", "dblp sim run"), ("matplotlib", "--picture"), ("ray", "--ray")]
+)
+def test_a_missing_extra_says_what_it_costs(monkeypatch, package, words):
+    version = metadata.version
+
+    def without(name: str) -> str:
+        if name == package:
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without)
+    check = by_name(checks.python_checks())[package]
+    assert check.status is Status.MISSING and not check.fatal
+    assert words in check.costs and check.remedy.startswith("python -m pip install 'dblp[")
 
 
 def test_without_root_the_answer_is_honest(monkeypatch, tmp_path):
