@@ -1,9 +1,14 @@
 """The benchmark's figures: the slowest rank counts, ratios are gloo's time over dblp's; tables fit a terminal."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 from rich.console import Console
 
+from dblp.cli import launch
+from dblp.cli.bench import command
 from dblp.cli.bench.plan import BOUNDED, EXACT, GLOO, BenchPlan
 from dblp.cli.bench.results import Collector, combine
 from dblp.cli.bench.tables import burst_table, busy_table, memory_table, timing_rows, timing_table
@@ -78,6 +83,31 @@ def test_rounds_that_lost_a_datagram_on_any_rank_are_hit():
     assert (record["dblp_hit_rounds"], record["dblp_clean_rounds"]) == (1, 2)
     assert (record["dblp_hit_max_s"], record["bounded_hit_max_s"]) == (5.0, 3.0)
     assert all(value is None or isinstance(value, (int, float, str)) for value in record.values())
+
+
+@pytest.mark.parametrize("finished", [0, 1, 2])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_was_timed_before_ctrl_c_is_shown(monkeypatch, finished, terminal):
+    """Two sizes; the workers are stopped after none, one or both."""
+    two, times = plan(sizes=(4096, 8192)), {GLOO: [0.2], EXACT: [0.1]}
+
+    def workers(job, plan, *, ranks, on_event, env):
+        for nbytes in two.sizes[:finished]:
+            for rank in range(ranks):
+                on_event(rank, event(two, times, nbytes=nbytes))
+        if finished < 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "run_workers", workers)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=80)
+    with contextlib.suppress(KeyboardInterrupt):
+        assert len(command.run([two], console)) == finished == 2
+    said = screen.getvalue()
+    last = said.rpartition("timing 2 sizes")[2]
+    assert ("arm" in last) is (finished > 0), said
+    assert ("4 KiB" in last, "8 KiB" in last) == (finished > 0, finished > 1), said
+    assert (f"ended early: {finished} of 2 sizes timed" in last) is (finished < 2), said
 
 
 def test_what_a_busy_thread_costs_is_a_share_of_throughput():

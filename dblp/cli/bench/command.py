@@ -16,7 +16,7 @@ from dblp.cli.output import check_outputs
 from dblp.transport.config import ETHERNET_DATAGRAM_BYTES
 from dblp.transport.impair_spec import parse_impair
 from dblp.transport.policy import Stop
-from dblp.units import format_bytes
+from dblp.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,8 +98,10 @@ def _bench(plans: list[BenchPlan], json: Path | None) -> None:
 
 
 def run(plans: list[BenchPlan], console: Console) -> list[SizeResult]:
-    """Run each plan's workers and show a row of the table for each result as it comes."""
+    """Run each plan's workers and show a row of the table for each result as it comes. If it ends early, by Ctrl-C or an error,
+    the rows that came stay, with their number."""
     from rich.live import Live
+    from rich.text import Text
 
     from dblp.cli.bench.results import Collector
     from dblp.cli.bench.tables import timing_rows, timing_table
@@ -107,22 +109,30 @@ def run(plans: list[BenchPlan], console: Console) -> list[SizeResult]:
 
     results: list[SizeResult] = []
     table = timing_table()
-    with Live(table, console=console, auto_refresh=False, vertical_overflow="visible") as live:
-        for plan in plans:
-            collector = Collector(plan)
+    sizes = sum(len(plan.sizes) for plan in plans)
+    wait = Text(f"timing {format_count(sizes, 'size')} ...")
+    try:
+        with Live(wait, console=console, auto_refresh=False, vertical_overflow="visible") as live:
+            for plan in plans:
+                collector = Collector(plan)
 
-            def on_event(rank: int, event: dict[str, Any], collector: Collector = collector) -> None:
-                result = collector.add(rank, event)
-                if result is not None:
-                    results.append(result)
-                    for row in timing_rows(result):
-                        table.add_row(*row)
-                    live.refresh()
+                def on_event(rank: int, event: dict[str, Any], collector: Collector = collector) -> None:
+                    result = collector.add(rank, event)
+                    if result is not None:
+                        results.append(result)
+                        for row in timing_rows(result):
+                            table.add_row(*row)
+                        live.update(table, refresh=True)
 
-            env = {"DBLP_IMPAIR": plan.impair, "DBLP_DATAGRAM_BYTES": str(plan.datagram_bytes)}
-            run_workers("bench-allreduce", plan.to_json(), ranks=plan.ranks, on_event=on_event, env=env)
-    if not console.is_terminal:
-        console.print()  # Live leaves the line open there
+                env = {"DBLP_IMPAIR": plan.impair, "DBLP_DATAGRAM_BYTES": str(plan.datagram_bytes)}
+                run_workers("bench-allreduce", plan.to_json(), ranks=plan.ranks, on_event=on_event, env=env)
+    finally:
+        if not console.is_terminal:
+            console.print()  # Live leaves the line open there
+        if len(results) < sizes:
+            console.print(
+                f"ended early: {len(results)} of {format_count(sizes, 'size')} timed", highlight=False
+            )
     return results
 
 
