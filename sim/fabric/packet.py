@@ -59,6 +59,11 @@ class Plan:
         return float(loads[inner].max() / self.ideal_loads[inner].max())
 
 
+def prepare() -> None:
+    """Load the compiled loop; numba compiles it if it has not yet, and says so. Raises LocalError without numba."""
+    import dblp.sim.fabric.kernel.loop  # noqa: F401
+
+
 def check_packet(scenario: Scenario) -> None:
     """Raise ConfigError that names what the packet engine has not."""
     missing = {

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,12 +25,17 @@ from dblp.errors import LocalError
 from dblp.sim.fabric.cluster import run_on_ray
 from dblp.sim.fabric.experiment import Case, Experiment, Point, measure
 from dblp.sim.fabric.outcome import Outcome
-from dblp.sim.fabric.packet import run_packet
+from dblp.sim.fabric.packet import prepare, run_packet
 from dblp.sim.fabric.reaction import reactions
 
 SHOWN_FLOWS = 2_000
 """Flows of a case that its picture may show."""
 SHOWN_LINKS = 8
+HELP_AFTER_S = 4.0
+"""Time after which further processes join a sweep. About what one takes to start and to load the machine code: a sweep that is
+done before is slower with it."""
+_LOOK_S = 0.1
+"""Time between two looks whether the sweep is to end."""
 MOST_TIMES = 100_000
 """Times that a result keeps: more say no more about percentiles."""
 
@@ -106,7 +114,7 @@ def run_cases(
     processes: int = 1,
     folder: Path | None = None,
     pictured: Callable[[Case], bool] = lambda case: False,
-    initializer: Callable[..., None] | None = None,
+    initializer: Callable[..., object] | None = None,
     initargs: tuple[Any, ...] = (),
     ray: str = "",
 ) -> Iterator[CaseResult]:
@@ -135,24 +143,104 @@ def _run_all(
     cases: Sequence[Case],
     processes: int,
     pictured: Callable[[Case], bool],
-    initializer: Callable[..., None] | None,
+    initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
 ) -> Iterator[CaseResult]:
+    if any(case.engine == "packet" for case in cases):
+        prepare()  # once, or each process would compile for itself
     if processes <= 1:
         for case in cases:
             yield run_case(case, pictured(case))
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads and locks
-    pool = ProcessPoolExecutor(processes, context, initializer=initializer, initargs=initargs)
+    left = deque(cases)
+    helpers = _Helpers(left, processes, pictured, initializer, initargs)
+    helpers.start()
     try:
-        for future in as_completed([pool.submit(run_case, case, pictured(case)) for case in cases]):
-            yield future.result()
+        while not helpers.began.is_set() and (mine := _next(left)) is not None:
+            yield run_case(mine, pictured(mine))
+        helpers.begin.set()
+        while helpers.is_alive():
+            helpers.join(_LOOK_S)
+            yield from helpers.finished()
+        yield from helpers.finished()
     except BrokenProcessPool:
         raise LocalError(
             "a process of the sweep was killed, perhaps for want of memory: see dmesg, or run it with --processes 1"
         ) from None
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        helpers.stop()
+
+
+class _Helpers(threading.Thread):
+    """Processes that take over after ``HELP_AFTER_S``: a sweep that is over by then is quicker without them. The case that this
+    process is at then, it runs to its end."""
+
+    def __init__(
+        self,
+        left: deque[Case],
+        processes: int,
+        pictured: Callable[[Case], bool],
+        initializer: Callable[..., object] | None,
+        initargs: tuple[Any, ...],
+    ) -> None:
+        super().__init__(name="dblp-sweep", daemon=True)
+        self._left, self._processes, self._pictured = left, processes, pictured
+        self._initializer, self._initargs = initializer, initargs
+        self.begin, self.began = threading.Event(), threading.Event()
+        self._ending = threading.Event()
+        self._ended: SimpleQueue[Future[CaseResult]] = SimpleQueue()
+
+    def run(self) -> None:
+        """Thread body: keep the processes busy until no case is left. Processes that die with the thread that made them may
+        not outlive it, so it waits for them."""
+        self.begin.wait(HELP_AFTER_S)
+        processes = min(self._processes, len(self._left))
+        if not processes or self._ending.is_set():
+            return
+        self.began.set()
+        context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads and locks
+        try:
+            with ProcessPoolExecutor(
+                processes, context, initializer=self._initializer, initargs=self._initargs
+            ) as pool:
+                self._feed(pool, processes)
+        except Exception as error:  # it is raised where the results are taken
+            failed: Future[CaseResult] = Future()
+            failed.set_exception(error)
+            self._ended.put(failed)
+
+    def _feed(self, pool: ProcessPoolExecutor, processes: int) -> None:
+        running: set[Future[CaseResult]] = set()
+        while not self._ending.is_set():
+            while len(running) < processes and (case := _next(self._left)) is not None:
+                running.add(pool.submit(run_case, case, self._pictured(case)))
+            if not running:
+                return
+            ended, running = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+            for future in ended:
+                self._ended.put(future)
+
+    def finished(self) -> Iterator[CaseResult]:
+        """Results that have come and were not taken; raises what a case raised."""
+        while True:
+            try:
+                yield self._ended.get_nowait().result()
+            except Empty:
+                return
+
+    def stop(self) -> None:
+        """Begin no further case, and wait for those that run."""
+        self._ending.set()
+        self.begin.set()
+        self.join()
+
+
+def _next(left: deque[Case]) -> Case | None:
+    """The next case, if there is one; two threads ask."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
 
 
 def _read(folder: Path | None, case: Case) -> CaseResult | None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from dblp.cli.main import run as run_command
 from dblp.errors import ConfigError, LocalError
+from dblp.sim.fabric import sweep
 from dblp.sim.fabric.cluster import run_checked
 from dblp.sim.fabric.experiment import Case, read_experiment
 from dblp.sim.fabric.reaction import reactions
@@ -94,11 +100,69 @@ def test_records_of_runs_that_did_not_end_say_so(experiment):
 
 
 @pytest.mark.processes
-def test_any_number_of_processes_gives_the_same_bits(experiment):
+def test_any_number_of_processes_gives_the_same_bits(experiment, monkeypatch):
     cases = experiment.cases([0, 1])
     alone = list(run_cases(cases, processes=1))
+    pools = []
+
+    def pool(processes, context, **options):
+        pools.append(processes)
+        return ProcessPoolExecutor(processes, context, **options)
+
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr(sweep, "HELP_AFTER_S", 0.0)
     many = list(run_cases(cases, processes=3))
     assert figures(alone) == figures(many)
+    assert len(pools) == 1, "some were run elsewhere"
+
+
+def test_a_small_sweep_starts_no_process(experiment, monkeypatch):
+    """It would be over before one is there."""
+    cases = experiment.cases([0])
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", None)
+    assert figures(list(run_cases(cases, processes=3))) == figures(list(run_cases(cases)))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("broken", "error", "words"),
+    [
+        ("initializer", LocalError, "a process of the sweep was killed"),
+        ("scenario", ConfigError, "no such"),
+        ("pool", OSError, "no more processes"),
+    ],
+)
+def test_what_fails_elsewhere_is_raised_here(experiment, monkeypatch, broken, error, words):
+    def no_pool(*arguments, **options):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(sweep, "HELP_AFTER_S", 0.0)
+    cases = experiment.cases([0]) * 3
+    if broken == "pool":
+        monkeypatch.setattr(sweep, "ProcessPoolExecutor", no_pool)
+    if broken == "scenario":
+        cases[1:] = [replace(case, table={**case.table, "odd": 1}) for case in cases[1:]]
+    initializer: Callable[..., object] = os._exit if broken == "initializer" else int
+    with pytest.raises(error, match=words):
+        list(run_cases(cases, processes=2, initializer=initializer, initargs=(3,)))
+    assert not [thread for thread in threading.enumerate() if thread.name == "dblp-sweep"]
+
+
+def test_numba_is_heard_where_it_compiles_only(tmp_path, caplog):
+    """Once for a folder, at its first function: the others take as long, and what is kept takes no time."""
+    source = tmp_path / "kernel.py"
+    source.write_text(
+        "from dblp.sim.fabric.kernel.compiled import compiled\n"
+        "@compiled\ndef twice(n: 'int') -> 'int':\n    return 2 * n\n"
+        "@compiled\ndef thrice(n: 'int') -> 'int':\n    return 3 * n\n"
+    )
+    for said in (1, 1):
+        spec = importlib.util.spec_from_file_location("kernel", source)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.twice(21) == 42 and module.thrice(14) == 42
+        assert caplog.text.count("numba compiles the packet engine") == said
 
 
 def test_a_sweep_goes_on_where_it_was_stopped(experiment, tmp_path):

@@ -223,7 +223,9 @@ def _write(content: dict[str, Any], console: Console, outputs: _Outputs) -> None
     if outputs.picture is not None:
         from dblp.sim.lab.figures import overview
 
-        write_file("--picture", outputs.picture, overview(content, picture_form("--picture", outputs.picture)))
+        write_file(
+            "--picture", outputs.picture, overview(content, picture_form("--picture", outputs.picture))
+        )
         _say(console, f"picture: {outputs.picture}")
 
 

@@ -166,6 +166,7 @@ def _results(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from dblp.cli.worker import die_with_parent
+    from dblp.sim.fabric.packet import prepare
     from dblp.sim.fabric.sweep import run_cases
 
     cases = experiment.cases(seeds)
@@ -174,6 +175,8 @@ def _results(
     def shown(case: Case) -> bool:
         return pictured and case.point == last and case.seed == seeds[0]
 
+    if experiment.engine == "packet" and not places.ray:
+        prepare()  # numba may have to compile it, and says so: above the bar, not through it
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -207,7 +210,9 @@ def _write(
         from dblp.cli.sim.pictures import draw
 
         if picture is not None:
-            write_file("--picture", picture, draw(experiment, rows, results, picture_form("--picture", picture)))
+            write_file(
+                "--picture", picture, draw(experiment, rows, results, picture_form("--picture", picture))
+            )
         if report is not None:
             write_page(report, experiment, rows, found, draw(experiment, rows, results, "png"))
     for path in (json, picture, report):

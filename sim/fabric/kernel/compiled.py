@@ -7,6 +7,8 @@ of it has changed. So code that is older than any file of this folder is removed
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,7 @@ except ImportError:
 
 njit: Any = numba.njit  # its types lack what is not for everybody
 templates: Any = typing.templates
+_log = logging.getLogger("dblp")
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -120,7 +123,18 @@ def _compile(function: F, **options: bool) -> F:
     hints = dict(function.__annotations__)
     result = _TYPES[hints.pop("return")]
     signature = result(*(_TYPES[hint] for hint in hints.values()))
-    return cast(F, njit(signature, cache=True, error_model="numpy", _nrt=False, **options)(function))
+    made = njit(signature, cache=True, error_model="numpy", _nrt=False, **options)(function)
+    if made.stats.cache_misses:
+        _say_once(made.stats.cache_path)
+    return cast(F, made)
+
+
+@functools.cache
+def _say_once(place: str) -> None:
+    """At the first function of many: what follows takes long, and nothing moves meanwhile."""
+    _log.warning(
+        "numba compiles the packet engine, which takes about a minute; the next run finds it in %s", place
+    )
 
 
 def rows(index: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
