@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dblp.cli.sim.palette import axis_names
 from dblp.sim.fabric.experiment import Experiment, experiment_names, load_experiment
 from dblp.units import format_seconds
 
@@ -76,10 +77,10 @@ def _section(experiment: Experiment, table: Mapping[str, Any] | None) -> Iterato
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    axes = [name for name in records[0] if "." in name]
+    axes = axis_names(name for name in records[0] if "." in name)
     compressing = "sent_share" in records[0]
     more = ["sent", "reacts after"] if compressing else ["max link load", "missing"]
-    heads = ["policy", *axes, "hosts", "mean", "p99", *more, "seeds"]
+    heads = ["policy", *axes.values(), "hosts", "mean", "p99", *more, "seeds"]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in records:

@@ -16,7 +16,9 @@ from dblp.errors import LocalError
 def test_a_look_leaves_nothing_behind_and_changes_nothing(tmp_path):
     there = tmp_path / "there.json"
     there.write_text("{}")
-    check_outputs({"--json": there, "--report": tmp_path / "new" / "r.html"}, {"--picture": tmp_path / "p.PNG"})
+    check_outputs(
+        {"--json": there, "--report": tmp_path / "new" / "r.html"}, {"--picture": tmp_path / "p.PNG"}
+    )
     assert there.read_text() == "{}"
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
 
@@ -117,7 +119,10 @@ def test_every_command_looks_first(command, capsys, tmp_path, monkeypatch):
 def test_every_picture_has_a_form_and_is_no_folder(command, option, capsys, tmp_path):
     """Under the one name, which errors have and help shows, and under those that options had once."""
     assert run([*command, option, str(tmp_path / "x.foo")]) == 2
-    assert f"--picture {tmp_path}/x.foo: a picture cannot end in .foo; use one of .png" in capsys.readouterr().err
+    assert (
+        f"--picture {tmp_path}/x.foo: a picture cannot end in .foo; use one of .png"
+        in capsys.readouterr().err
+    )
     assert run([*command, f"{option}={tmp_path}"]) == 2
     assert f"--picture {tmp_path}: is a folder; name a file" in capsys.readouterr().err
     assert run([*command, "--help"]) == 0

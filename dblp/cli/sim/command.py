@@ -13,6 +13,7 @@ import typer
 from dblp.cli.extras import require
 from dblp.cli.options import parse_seeds
 from dblp.cli.output import check_folder, check_outputs, picture_form, write_file
+from dblp.cli.sim.palette import axis_names
 from dblp.errors import ConfigError
 from dblp.units import format_seconds
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from dblp.sim.fabric.experiment import Case, Experiment
     from dblp.sim.fabric.sweep import CaseResult
+
+_ANY_WIDTH = 10_000
+"""Columns, more than any table has."""
 
 sim = typer.Typer(
     help="Experiments in the fabric simulator: switches, paths, transports, up to a thousand hosts.",
@@ -145,9 +149,9 @@ def _run(
     results = _results(experiment, seeds, places, folder, console, pictured=bool(picture or report))
     rows = records(experiment, results)
     found = claims(experiment, rows)
-    console.print(records_table(rows))
+    print_whole(console, records_table(rows))
     if found:
-        console.print(claims_table(found))
+        print_whole(console, claims_table(found))
     for note in filter(None, (experiment.paper and f"paper: {experiment.paper}", experiment.why)):
         console.print(note, highlight=False)
     _write(experiment, rows, found, results, json, picture, report, console)
@@ -220,16 +224,29 @@ def _write(
             console.print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table with nothing cut off: a file takes lines as long as they are, a terminal has the last columns folded."""
+    from rich.console import Console
+
+    if not console.is_terminal:
+        wide = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
+        console = Console(file=console.file, width=max(console.width, wide))
+    console.print(table)
+
+
 def records_table(rows: list[dict[str, Any]]) -> Table:
     """One row for each arm and point."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    axes = [name for name in rows[0] if "." in name]
-    for heading in ("policy", *axes, *headings(rows)):
+    axes = axis_names(name for name in rows[0] if "." in name)
+    for heading in ("policy", *axes.values(), *headings(rows)):
         table.add_column(
-            heading, justify="left" if heading == "policy" else "right", no_wrap=heading == "policy"
+            heading,
+            justify="left" if heading == "policy" else "right",
+            no_wrap=heading == "policy",
+            overflow="fold",
         )
     before = None
     for row in rows:
@@ -237,22 +254,26 @@ def records_table(rows: list[dict[str, Any]]) -> Table:
         if before not in (None, point):
             table.add_section()
         before = point
-        table.add_row(row["policy"], *map(str, point), *cells(row))
+        table.add_row(row["policy"], *map(str, point), *cells(row, headings(rows)))
     return table
 
 
 def headings(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Of the figures that ``cells`` gives."""
-    found = ["hosts", "mean", "p99", "max link load", "missing", "unfinished"]
+    found = ["hosts", "mean", "p99", "max link load", "missing"]
+    if any(row["unfinished"] for row in rows):
+        found.append("unfinished")
     return [*found, "sent", "reacts after"] if "sent_share" in rows[0] else found
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A record's figures as text."""
+def cells(row: dict[str, Any], shown: Sequence[str]) -> list[str]:
+    """A record's figures as text, under the headings that are ``shown``."""
     seconds = ["-" if row[name] is None else format_seconds(row[name]) for name in ("completion_s", "p99_s")]
     ratio = row["max_link_load_ratio"]
     load = "-" if ratio is None else f"{ratio:.3f}"
-    found = [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}", str(row["unfinished"])]
+    found = [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}"]
+    if "unfinished" in shown:
+        found.append(str(row["unfinished"]))
     if "sent_share" in row:
         late = row["reaction_rounds"]
         found += [f"{row['sent_share']:.2%}", "-" if late is None else f"{late:.0f} rounds"]

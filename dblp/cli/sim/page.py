@@ -10,6 +10,7 @@ from typing import Any
 
 from dblp.cli.output import write_file
 from dblp.cli.sim.command import cells, headings
+from dblp.cli.sim.palette import axis_names
 from dblp.sim.fabric.experiment import Experiment
 
 _STYLE = (
@@ -29,9 +30,9 @@ def write_page(
     image: bytes,
 ) -> None:
     """Write the page; raises LocalError that names the path."""
-    axes = [name for name in rows[0] if "." in name]
-    heads = ["policy", *axes, *headings(rows)]
-    body = [[row["policy"], *(str(row[name]) for name in axes), *cells(row)] for row in rows]
+    axes, shown = axis_names(name for name in rows[0] if "." in name), headings(rows)
+    heads = ["policy", *axes.values(), *shown]
+    body = [[row["policy"], *(str(row[name]) for name in axes), *cells(row, shown)] for row in rows]
     parts = [
         f"<h1>{html.escape(experiment.title)}</h1>",
         _table(heads, body),

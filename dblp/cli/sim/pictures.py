@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dblp.cli.sim.palette import COLOURS, point_text, titled
+from dblp.cli.sim.palette import COLOURS, logarithmic, point_text, titled, whole_numbers
 from dblp.cli.sim.rounds_picture import draw_rounds, rows_of
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import CaseResult
@@ -73,7 +73,7 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
             )
     axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=titled("completion", last))
     if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
-        axes.set_xscale("log")
+        logarithmic(axes, "x")
     else:
         axes.ticklabel_format(axis="x", useOffset=False)
         axes.locator_params(axis="x", nbins=5)
@@ -89,9 +89,14 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
         heights = [_over_first(rows, experiment, arm.policy, point) for point in points]
         places = np.arange(len(points)) + (number - (len(experiment.arms) - 1) / 2) * width
         axes.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=arm.policy)
-    axes.set_xticks(range(len(points)), [point_text(point) or "all" for point in points], fontsize=7)
+    axes.set_xticks(
+        range(len(points) if points[0] else 0),
+        [point_text(point, "\n") for point in points if point],
+        fontsize=7,
+    )
     axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
     axes.axhline(1.0, color="#888888", linewidth=0.8)
+    axes.legend(fontsize=7)
 
 
 def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: str, point: Any) -> float:
@@ -103,24 +108,27 @@ def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: 
 
 
 def _queues(axes: Any, result: CaseResult) -> None:
-    """Backlog of the busiest ports."""
+    """Backlog of the busiest ports, of those that had one."""
     times = np.array(result.picture["series_s"]) * 1e3
-    for number, (name, backlog) in enumerate(result.picture["series"].items()):
+    busy = {name: backlog for name, backlog in result.picture["series"].items() if any(backlog)}
+    for number, (name, backlog) in enumerate(busy.items()):
         axes.plot(
             times, np.array(backlog) / 1e3, color=COLOURS[number % len(COLOURS)], linewidth=0.9, label=name
         )
     axes.set(xlabel="time (ms)", ylabel="backlog (kB)", title=f"{result.policy}: busiest ports")
-    if result.picture["series"]:
+    if busy:
         axes.legend(fontsize=6, loc="upper right")
     axes.grid(alpha=0.3)
 
 
 def _loads(axes: Any, result: CaseResult) -> None:
-    """Bytes of data on each link between switches, over their mean: a row for each source."""
+    """Bytes of data on each link between switches, over their mean: a row for each source. Where there are none, as in a star,
+    of the hosts' links."""
     links = [name.split(">") for name in result.picture["loads"]]
     inner = [(a, b) for a, b in links if not _is_host(a) and not _is_host(b)]
     if not inner:
-        inner = [(a, b) for a, b in links if not _is_host(a)][:256]
+        _host_loads(axes, result)
+        return
     sources, targets = (sorted(set(column), key=_by_number) for column in zip(*inner, strict=True))
     table = np.full((len(sources), len(targets)), np.nan)
     for a, b in inner:
@@ -132,6 +140,24 @@ def _loads(axes: Any, result: CaseResult) -> None:
         every = -(-len(names) // _MOST_NAMES)
         axis.set_ticks(range(0, len(names), every), names[::every], fontsize=7)
     axes.set(xlabel="to", ylabel="from", title=f"{result.policy}: link loads")
+
+
+def _host_loads(axes: Any, result: CaseResult) -> None:
+    """Bytes of data that went to each host and that came from it, over the mean of all these links."""
+    directions: dict[str, dict[int, float]] = {"to the host": {}, "from the host": {}}
+    for name, nbytes in result.picture["loads"].items():
+        source, target = name.split(">")
+        for direction, host in zip(directions, (target, source), strict=True):
+            if _is_host(host) and int(host[1:]) < MOST_RANKS:
+                directions[direction][int(host[1:])] = nbytes
+    mean = float(np.mean([nbytes for loads in directions.values() for nbytes in loads.values()])) or 1.0
+    for number, (direction, loads) in enumerate(directions.items()):
+        places = np.array(list(loads)) + 0.4 * (number - 0.5)
+        axes.bar(places, np.array(list(loads.values())) / mean, 0.4, color=COLOURS[number], label=direction)
+    whole_numbers(axes.xaxis)
+    axes.set(xlabel="host", ylabel="bytes over the mean link's", title=f"{result.policy}: link loads")
+    axes.set_ylim(0.0, 1.3 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(fontsize=6, loc="upper right")
 
 
 def _by_number(name: str) -> tuple[str, int]:
@@ -161,6 +187,7 @@ def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
             )
     axes.set(xlabel="time (ms)", ylabel="sender", title=f"{result.policy}: flows (blue: first leg)")
     axes.set_xlim(0.0, longest * 1e3 * 1.02)
+    whole_numbers(axes.yaxis)
 
 
 def _span(result: CaseResult) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dblp.cli.sim.palette import COLOURS, titled
+from dblp.cli.sim.palette import COLOURS, logarithmic, titled, whole_numbers
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import CaseResult
 
@@ -39,8 +39,8 @@ def _shares(axes: Any, experiment: Experiment, mine: dict[str, CaseResult], poin
             rounds = mine[arm.policy].rounds
             rates = rounds["rate_bps"]
             axes.plot(100 * np.array(rounds["ratio"]), color=colour, label=arm.policy)
-    axes.set_yscale("log")
-    _plain_numbers(axes)
+    logarithmic(axes, "y")
+    whole_numbers(axes.xaxis)
     axes.set(xlabel="round", ylabel="elements sent (%)", title=titled("share that is sent", point))
     axes.legend(fontsize=7, loc="lower left")
     axes.grid(alpha=0.3)
@@ -53,15 +53,7 @@ def _times(axes: Any, experiment: Experiment, mine: dict[str, CaseResult], point
     for colour, arm in zip(COLOURS, experiment.arms, strict=False):
         if arm.policy in mine:
             axes.plot(np.array(mine[arm.policy].times_s) * 1e3, color=colour, label=arm.policy)
-    axes.set_yscale("log")
-    _plain_numbers(axes)
+    logarithmic(axes, "y")
+    whole_numbers(axes.xaxis)
     axes.set(xlabel="round", ylabel="step (ms)", title=titled("time of each step", point))
     axes.grid(alpha=0.3)
-
-
-def _plain_numbers(axes: Any) -> None:
-    """60 instead of 6 x 10^1, also between the powers of ten where there are few of these."""
-    from matplotlib import ticker
-
-    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.4)))

@@ -1,0 +1,124 @@
+"""What experiments look like: short names of axes, tables that no column is cut off of, pictures without empty panels."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dblp.cli.sim.command import headings, print_whole, records_table
+from dblp.cli.sim.palette import axis_names, logarithmic, point_text, whole_numbers
+from dblp.cli.sim.pictures import draw
+from dblp.sim.fabric.experiment import read_experiment
+from dblp.sim.fabric.sweep import CaseResult, records
+
+STAR = """
+title = "star"
+[scenario]
+topology = {kind = "star", hosts = 4}
+workload = {algorithm = "direct", size = "64K"}
+failures = [{link = "hosts", loss = 0.0}]
+[[arms]]
+policy = "netsense-x"
+[[arms]]
+policy = "reps"
+[axes]
+"workload.size" = ["64K", "1M"]
+"transport.min_rto" = ["1ms", "10ms"]
+"failures.0.loss" = [0.0, 0.01]
+"""
+
+
+def results(experiment, ended="done"):
+    """A result for each case, the last with a picture of a star: host 0 serves, and of its ports one had a backlog."""
+    loads = {f"switch>h{n}": 3e6 if n == 0 else 1e6 for n in range(4)} | {
+        f"h{n}>switch": 1e6 for n in range(4)
+    }
+    picture = {
+        "series_s": [0.0, 1e-3], "series": {"switch>h0": [0.0, 5e4], "switch>h1": [0.0, 0.0]}, "loads": loads,
+        "flows": {"source": [0, 1], "leg": [0, 1], "start_s": [0.0, 1e-4], "finish_s": [1e-3, 2e-3]},
+    }  # fmt: skip
+    cases = experiment.cases([0])
+    return [
+        CaseResult(
+            key=case.key, policy=case.policy, point=case.point, seed=0, hosts=4, ended=ended, times_s=(1.234e-3, 0.0121),
+            max_load_ratio=1.0, missing_share=0.1, counts={}, hops=1, wall_s=1.0,
+            picture=picture if case.point == cases[-1].point else {},
+        )
+        for case in cases
+    ]  # fmt: skip
+
+
+def test_names_of_axes_are_as_short_as_they_stay_apart():
+    assert axis_names(["workload.size", "failures.0.loss"]) == {
+        "workload.size": "size",
+        "failures.0.loss": "loss",
+    }
+    assert axis_names(["failures.0.loss", "failures.1.loss", "background.size", "size"]) == {
+        "failures.0.loss": "0.loss",
+        "failures.1.loss": "1.loss",
+        "background.size": "background.size",
+        "size": "size",
+    }
+    assert point_text((("workload.size", "1M"), ("failures.0.loss", 0.1))) == "size 1M, loss 0.1"
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_column_of_a_table_is_cut(width, terminal):
+    experiment = read_experiment("star", STAR)
+    screen = io.StringIO()
+    rows = records(experiment, results(experiment))
+    print_whole(
+        Console(file=screen, width=width, force_terminal=terminal, color_system=None), records_table(rows)
+    )
+    shown = screen.getvalue()
+    assert "…" not in shown
+    assert width < 80 or "netsense-x   64K      1ms   0.0      4  6.67 ms  12 ms" in shown, shown
+    assert terminal or "  6.67 ms  12 ms" in shown, "a file has no width"
+
+
+def test_unfinished_runs_have_a_column_where_there_are_some():
+    experiment = read_experiment("star", STAR)
+    assert "unfinished" not in headings(records(experiment, results(experiment)))
+    assert "unfinished" in headings(records(experiment, results(experiment, "failed")))
+
+
+def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    experiment = read_experiment("star", STAR)
+    found = results(experiment)
+    assert draw(experiment, records(experiment, found), found).startswith(b"\x89PNG")
+    (figure,) = figures
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    loads = panels["reps: link loads"]
+    assert not loads.images, "no heat map of one row"
+    assert [bar.get_height() for bar in loads.patches] == pytest.approx([2.4, 0.8, 0.8, 0.8] + [0.8] * 4)
+    ports = panels["reps: busiest ports"]
+    assert [line.get_label() for line in ports.lines] == ["switch>h0"], "the other had no backlog"
+    for axis in (loads.xaxis, panels["reps: flows (blue: first leg)"].yaxis):
+        assert all(float(place).is_integer() for place in axis.get_ticklocs())
+    labels = [label.get_text() for label in panels["mean completion"].get_xticklabels()]
+    assert labels[0] == "size 64K\nmin_rto 1ms\nloss 0.0"
+
+
+def test_axes_have_plain_numbers():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure, axes = pyplot.subplots()
+    try:
+        axes.plot([0, 1, 2], [3.0, 30.0, 160.0])
+        logarithmic(axes, "y")
+        whole_numbers(axes.xaxis)
+        figure.canvas.draw()
+        shown = [label.get_text() for label in axes.get_yticklabels()]
+        assert {"5", "10", "20", "50", "100"} <= set(shown) and all(
+            np.char.isnumeric(text) for text in shown if "." not in text
+        )
+        assert all(place.is_integer() for place in axes.get_xticks().tolist())
+    finally:
+        pyplot.close(figure)
