@@ -42,8 +42,9 @@ from dblp.collectives.carry import Residual
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.lossy import check_lossy
 from dblp.collectives.joint import JointController
+from dblp.collectives.named import parse_policy
 from dblp.collectives.phases import Needs, Phase, Phases
-from dblp.collectives.presets import Preset, preset
+from dblp.collectives.presets import Preset
 from dblp.collectives.priority import Priority
 from dblp.collectives.report import Report
 from dblp.collectives.torch.backend import DblpProcessGroup
@@ -358,8 +359,8 @@ def attach(
     history: int = 1024,
     compression: Method | str | None = None,
 ) -> Attachment:
-    """Average the gradients of ``model`` over the network under ``policy``: a policy, a preset or the name of one (default:
-    exact). A preset's own controller is taken where ``budget`` gives none.
+    """Average the gradients of ``model`` over the network under ``policy``: a policy, a preset, or one as a string (default:
+    exact; ``named.py``). A preset's own controller is taken where ``budget`` gives none.
 
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
@@ -423,7 +424,7 @@ def policy_and_budget(
 ) -> tuple[Policy | None, BudgetController | None]:
     """What ``attach`` was given, presets taken apart. Raises ConfigError for a controller that cannot be used."""
     if isinstance(policy, str):
-        policy = preset(policy)
+        policy = parse_policy(policy)
     if isinstance(policy, Preset):
         _check_transport(policy, group)
         budget = policy.controller() if budget is None and policy.controller is not None else budget

@@ -29,10 +29,13 @@ def parse_list(option: str, text: str, read: Callable[[str], T], what: str) -> l
     return values
 
 
-def parse_choices(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Read a list of names out of ``known``; the order is the user's."""
+def parse_choices(
+    option: str, text: str, known: Sequence[str], plain: Callable[[str], str] = str
+) -> list[str]:
+    """Read a list of names out of ``known``; the order is the user's. ``plain`` gives the name of what has others."""
 
     def read(item: str) -> str:
+        item = plain(item)
         if item not in known:
             raise ValueError(item)
         return item

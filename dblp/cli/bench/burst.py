@@ -15,6 +15,7 @@ from dblp.cli.extras import require
 from dblp.cli.memory import require_memory
 from dblp.cli.options import parse_choices, parse_list, parse_size, parse_time
 from dblp.cli.output import check_outputs
+from dblp.collectives.named import plain_name
 from dblp.errors import ConfigError
 from dblp.units import format_bytes, format_count, format_seconds, parse_bps
 
@@ -66,7 +67,7 @@ def burst(
         raise ConfigError(f"--link {link!r}: {error}") from None
     plan = BurstPlan(
         modes=MODES[mode],
-        arms=tuple(parse_choices("--arms", arms, ARMS)),
+        arms=tuple(parse_choices("--arms", arms, ARMS, plain_name)),
         losses=tuple(parse_list("--losses", losses, float, "a share, such as 0.6")),
         lows=tuple(parse_list("--lows", lows, float, "a share, such as 0.008")),
         nbytes=nbytes,

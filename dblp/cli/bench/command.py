@@ -13,6 +13,7 @@ from dblp.cli.extras import require
 from dblp.cli.memory import require_memory
 from dblp.cli.options import parse_choice, parse_choices, parse_ranks, parse_sizes
 from dblp.cli.output import check_outputs
+from dblp.collectives.named import plain_name
 from dblp.transport.config import ETHERNET_DATAGRAM_BYTES
 from dblp.transport.impair_spec import parse_impair
 from dblp.transport.policy import Stop
@@ -49,7 +50,7 @@ def allreduce(
     plan = BenchPlan(
         ranks=0,
         sizes=tuple(parse_sizes(sizes)),
-        arms=tuple(parse_choices("--arms", arms, ARMS)),
+        arms=tuple(parse_choices("--arms", arms, ARMS, plain_name)),
         rounds=rounds,
         impair=impair,
         datagram_bytes=datagram,

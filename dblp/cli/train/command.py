@@ -23,6 +23,7 @@ from dblp.cli.train.policies import (
     parse_compressions,
 )
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
+from dblp.collectives.named import plain_name
 from dblp.errors import ConfigError
 from dblp.transport.impair_spec import parse_impair
 from dblp.units import format_count
@@ -108,9 +109,11 @@ def _arms(arms: str | None, policy: str, compression: str) -> tuple[str, ...]:
     compressed = parse_compressions(compression)
     if arms is None:
         arms = ",".join((GLOO, EXACT) if policy or compressed else ARMS)
-    policies = parse_choices("--policy", policy, tuple(POLICIES)) if policy else []
+    policies = parse_choices("--policy", policy, tuple(POLICIES), plain_name) if policy else []
     return tuple(
-        dict.fromkeys([*parse_choices("--arms", arms, known_arms()), *map(arm_of, policies), *compressed])
+        dict.fromkeys(
+            [*parse_choices("--arms", arms, known_arms(), arm_of), *map(arm_of, policies), *compressed]
+        )
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.named import plain_name
 from dblp.collectives.presets import Preset, preset, presets
 from dblp.errors import ConfigError
 from dblp.transport.policy import Bounded
@@ -36,7 +37,8 @@ _ARMS_OF = {"exact": EXACT, "bounded": BOUNDED}
 
 
 def arm_of(policy: str) -> str:
-    """The arm that runs a named policy."""
+    """The arm that runs a named policy; any other name as it is."""
+    policy = plain_name(policy)
     return _ARMS_OF.get(policy, policy)
 
 
@@ -72,7 +74,7 @@ def parse_compressions(text: str) -> list[str]:
 def _method_and_policy(arm: str) -> tuple[str, str]:
     """The strings of an arm with compression."""
     method, over, policy = arm.partition(" over ")
-    return method, policy.strip() if over else "exact"
+    return method, plain_name(policy.strip()) if over else "exact"
 
 
 def is_bounded(arm: str) -> bool:
