@@ -22,11 +22,33 @@ WHEN = "29 November 2026"
 MACHINE = "shared virtual machine with 2 cores (AMD EPYC)"
 HEAD = f"""# The papers' figures, and ours
 
-Each experiment of the fabric simulator ([fabric.md](fabric.md)) beside the paper that it is after. Made by
-`dblp sim run NAME --json FOLDER/NAME.json` for each name and `python docs/generate_reproduction.py FOLDER`, on a
-{MACHINE}, {WHEN}; simulated times do not depend on the machine. A figure is a measure of
-one policy over that of another, less 1: -30 % is 30 % less time. `ours` is at the point that is named, or the best of all points.
-Figures that fall short stand as they are, with the reason.
+Each experiment of the fabric simulator ([fabric.md](fabric.md)) beside the paper that it is after.
+
+## Run it yourself
+
+```
+dblp sim list                                               # the experiments, their arms and points
+dblp sim run dlcp --seeds 1 --report dlcp.html              # one of them, with tables and pictures
+dblp sim run ethereal --resume results/ --picture e.png     # goes on where it was stopped
+```
+
+Each prints its table, the paper's figures beside its own, and why they differ. Simulated times do not depend on the machine. Yours is a
+TOML file: copy one of `sim/experiments` and change its scenario, arms or axes (docs/fabric.md, "The description").
+
+This page is made from all of them:
+
+```
+mkdir figures
+for name in {' '.join(experiment_names())}; do dblp sim run $name --json figures/$name.json; done
+python docs/generate_reproduction.py figures
+```
+
+It was made so on a {MACHINE}, {WHEN}.
+
+## Measurements
+
+A figure is a measure of one policy over that of another, less 1: -30 % is 30 % less time. `ours` is at the point that is named, or the best
+of all points. Figures that fall short stand as they are, with the reason.
 """
 
 
@@ -64,7 +86,7 @@ def _claims(found: Mapping[str, Mapping[str, Any] | None]) -> Iterator[str]:
 
 
 def _section(experiment: Experiment, table: Mapping[str, Any] | None) -> Iterator[str]:
-    yield f"## {experiment.name}\n"
+    yield f"### {experiment.name}\n"
     yield f"{experiment.title}.\n"
     if experiment.paper:
         yield f"Paper: {experiment.paper}.\n"
