@@ -2,12 +2,15 @@
 
     python -m tests.benchmarks.gravac [--models resnet,cnn,mlp] [--seeds 3] [--epochs 32] [--json FILE]
     python -m tests.benchmarks.gravac --arms "topk(0.01);gravac;gravac(theta_max=1000,gain=residual)"
+    python -m tests.benchmarks.gravac --models mlp --data fashion-mnist --label-noise 0 --epochs 24 --epoch-steps 110 \\
+        --gravac theta_max=1000,epsilon=0.5
 
-Four workers train for real on digits (the transformer on text). Every method's rounds run between four ranks on a network without
-protocol in virtual time (tests/benchmarks/ideal_network.py), on which a model's own gradient takes ``--transfer`` to cross one
-link; computing takes ``--compute`` of that. Time does not depend on this machine. Of images, a share of the training labels is
-drawn at random, since digits are learned by heart within some epochs. An arm is a method; ``gravac`` alone has the options of
-``--gravac``. FILE is written after each training; one that it has is not repeated, so that long runs may be cut into pieces.
+Four workers train for real on digits (the transformer on text), or on ``--data``. Every method's rounds run between four ranks on
+a network without protocol in virtual time (tests/benchmarks/ideal_network.py), on which a model's own gradient takes
+``--transfer`` to cross one link; computing takes ``--compute`` of that. Time does not depend on this machine. Of images, a share
+of the training labels is drawn at random, since digits are learned by heart within some epochs. An arm is a method; ``gravac``
+alone has the options of ``--gravac``. FILE is written after each training; one that it has is not repeated, so that long runs may
+be cut into pieces.
 
 The accuracy to reach is what the arm with the worst best test reaches; the time to it is interpolated between tests. "Best
 static" is the static factor that is quickest to it, "worst static" the slowest. The paper (arXiv 2305.12201) has 4.32, 1.95 and
@@ -33,7 +36,7 @@ from rich.table import Table
 
 from dblp.cli.host import document, write_json
 from dblp.cli.options import parse_choices, parse_seeds
-from dblp.cli.train.recipes import MODEL_NAMES, default_data, recipe_of
+from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, default_data, recipe_of
 from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
 from dblp.errors import ConfigError
@@ -44,7 +47,7 @@ from tests.benchmarks.time_to_accuracy import _data
 WORKERS = 4
 STATIC = ("topk(0.1)", "topk(0.01)", "topk(0.001)")
 GRAVAC, ACCORDION, DENSE = "gravac", "accordion", "none"
-SAME = ("epochs", "epoch_steps", "gravac", "transfer", "compute", "delay", "label_noise")
+SAME = ("data", "epochs", "epoch_steps", "gravac", "transfer", "compute", "delay", "label_noise")
 """Options that trainings in one file have in common."""
 PAPER = "the paper: 4.32x, 1.95x, 6.67x against a static factor, 1.94x to 5.63x against adaptive schemes"
 
@@ -85,7 +88,7 @@ class Run:
 
 def experiment(options: argparse.Namespace, samples: Samples, arm: str, model: str, seed: int) -> Run:
     """Train one arm."""
-    recipe = recipe_of(default_data(model), model)
+    recipe = recipe_of(options.data or default_data(model), model)
     parts, epoch_steps = parts_of(samples.build(model, seed=seed)), options.epoch_steps
     star = Star(rate_bps=8.0 * 4 * parts.size / options.transfer, delay_s=options.delay / 4, ideal=True)
     method = f"{GRAVAC}({options.gravac})" if arm == GRAVAC else arm
@@ -220,6 +223,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", default="resnet,cnn,mlp")
+    parser.add_argument("--data", choices=DATA_NAMES, help="digits, or text for the transformer, by default")
     parser.add_argument(
         "--arms", default=";".join((*STATIC, ACCORDION, GRAVAC, DENSE)), help="with ; between them"
     )
@@ -241,7 +245,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(width=130)
     models = parse_choices("--models", options.models, MODEL_NAMES)
-    samples = {model: Samples(_data(model, options.label_noise)) for model in models}
+    samples = {model: Samples(_data(model, options.label_noise, options.data)) for model in models}
     chosen = {key: str(value) for key, value in vars(options).items() if key in SAME}
     runs = _done(options.json, chosen)
     for model in models:

@@ -171,10 +171,10 @@ def experiment(options: argparse.Namespace, samples: Samples, name: str, model: 
     )
 
 
-def _data(model: str, noise: float) -> Dataset:
-    """The model's data; of images, ``noise`` of the training labels are drawn at random. Digits are learned by heart within
-    some epochs, and where no gradient is left its norm is chance; real tasks keep some."""
-    data = load(default_data(model), None)
+def _data(model: str, noise: float, name: str | None = None) -> Dataset:
+    """``name``, or the model's own data; of images, ``noise`` of the training labels are drawn at random. Digits are learned by
+    heart within some epochs, and where no gradient is left its norm is chance; real tasks keep some."""
+    data = load(name or default_data(model), None)
     if model in TEXT_MODELS:
         return data
     rng = np.random.default_rng(0)
