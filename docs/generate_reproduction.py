@@ -39,7 +39,7 @@ This page is made from all of them:
 
 ```
 mkdir figures
-for name in {' '.join(experiment_names())}; do dblp sim run $name --json figures/$name.json; done
+for name in {" ".join(experiment_names())}; do dblp sim run $name --json figures/$name.json; done
 python docs/generate_reproduction.py figures
 ```
 

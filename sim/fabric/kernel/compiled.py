@@ -80,14 +80,18 @@ def _get_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     place = _row(context, builder, rows, *arguments)
     if isinstance(rows.dtype, types.Record):  # as a value it is its address
         return builder.bitcast(place, context.get_value_type(rows.dtype))
-    return context.unpack_value(builder, rows.dtype, builder.bitcast(place, context.get_data_type(rows.dtype).as_pointer()))
+    return context.unpack_value(
+        builder, rows.dtype, builder.bitcast(place, context.get_data_type(rows.dtype).as_pointer())
+    )
 
 
 @lower_builtin(operator.setitem, Rows, types.Integer, types.Any)
 def _set_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     rows = signature.args[0]
     *where, value = arguments
-    place = builder.bitcast(_row(context, builder, rows, *where), context.get_data_type(rows.dtype).as_pointer())
+    place = builder.bitcast(
+        _row(context, builder, rows, *where), context.get_data_type(rows.dtype).as_pointer()
+    )
     context.pack_value(builder, rows.dtype, value, place)
     return context.get_dummy_value()
 

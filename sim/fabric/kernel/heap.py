@@ -19,7 +19,9 @@ from dblp.sim.fabric.kernel.state import Array, World
 def earlier(heap: Array, one: int, at: int, sequence: int) -> bool:
     """Whether an entry comes before (at, sequence)."""
     e = heap[one]
-    return bool((e.at < at) | ((e.at == at) & (e.sequence < sequence)))  # no jumps: nothing could predict them
+    return bool(
+        (e.at < at) | ((e.at == at) & (e.sequence < sequence))
+    )  # no jumps: nothing could predict them
 
 
 @inlined
