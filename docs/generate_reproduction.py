@@ -32,8 +32,8 @@ dblp sim run dlcp --seeds 1 --report dlcp.html              # one of them, with 
 dblp sim run ethereal --resume results/ --picture e.png     # goes on where it was stopped
 ```
 
-Each prints its table, the paper's figures beside its own, and why they differ. Simulated times do not depend on the machine. Yours is a
-TOML file: copy one of `sim/experiments` and change its scenario, arms or axes (docs/fabric.md, "The description").
+Each prints its table, the paper's figures beside its own, and why they differ. Simulated times do not depend on the machine.
+Yours is a TOML file: copy one of `sim/experiments` and change its scenario, arms or axes (docs/fabric.md, "The description").
 
 This page is made from all of them:
 
@@ -47,8 +47,8 @@ It was made so on a {MACHINE}, {WHEN}.
 
 ## Measurements
 
-A figure is a measure of one policy over that of another, less 1: -30 % is 30 % less time. `ours` is at the point that is named, or the best
-of all points. Figures that fall short stand as they are, with the reason.
+A figure is a measure of one policy over that of another, less 1: -30 % is 30 % less time. `ours` is at the point that is named,
+or the best of all points. Figures that fall short stand as they are, with the reason.
 """
 
 

@@ -1,7 +1,7 @@
 """DistributedDataParallel by torchrun, on one host or many: ``torchrun --nproc-per-node 2 -m examples.ddp``.
 
-Trains a small classifier on the digits that scikit-learn ships. ``--policy`` lets gradients lose something; ``--backend gloo`` trains
-the same over TCP, to compare.
+Trains a small classifier on the digits that scikit-learn ships. ``--policy`` lets gradients lose something; ``--backend gloo``
+trains the same over TCP, to compare.
 """
 
 from __future__ import annotations

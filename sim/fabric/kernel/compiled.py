@@ -30,11 +30,13 @@ except ImportError:
 
 njit: Any = numba.njit  # its types lack what is not for everybody
 templates: Any = typing.templates
+signature_of: Any = vars(typing)["signature"]
+lower: Any = lower_builtin
 _log = logging.getLogger("dblp")
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Rows(types.Type):  # type: ignore[misc]
+class Rows(types.Type):
     """An array without a length: a pointer to its first row. numba's own arrays are seven words, which each call that is not
     inlined hands on, and look at each index whether it counts from the end."""
 
@@ -45,9 +47,9 @@ class Rows(types.Type):  # type: ignore[misc]
 
 
 @register_model(Rows)
-class _RowsModel(models.PrimitiveModel):  # type: ignore[misc]
+class _RowsModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Rows) -> None:
-        super().__init__(manager, kind, ir.IntType(8).as_pointer())
+        super().__init__(manager, kind, ir.IntType(8).as_pointer())  # type: ignore[no-untyped-call]
 
 
 @templates.infer_global(operator.getitem)
@@ -55,7 +57,7 @@ class _GetRow(templates.AbstractTemplate):  # type: ignore[misc]
     def generic(self, args: Any, _: Any) -> Any:
         rows, index = args
         if isinstance(rows, Rows) and isinstance(index, types.Integer):
-            return typing.signature(rows.dtype, rows, types.int64)
+            return signature_of(rows.dtype, rows, types.int64)
         return None
 
 
@@ -64,7 +66,7 @@ class _SetRow(templates.AbstractTemplate):  # type: ignore[misc]
     def generic(self, args: Any, _: Any) -> Any:
         rows, index, _value = args
         if isinstance(rows, Rows) and isinstance(index, types.Integer):
-            return typing.signature(types.none, rows, types.int64, rows.dtype)
+            return signature_of(types.none, rows, types.int64, rows.dtype)
         return None
 
 
@@ -74,7 +76,6 @@ def _row(context: Any, builder: Any, rows: Rows, pointer: Any, index: Any) -> An
     return builder.gep(pointer, [offset], inbounds=True)
 
 
-@lower_builtin(operator.getitem, Rows, types.Integer)
 def _get_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     rows = signature.args[0]
     place = _row(context, builder, rows, *arguments)
@@ -85,7 +86,6 @@ def _get_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     )
 
 
-@lower_builtin(operator.setitem, Rows, types.Integer, types.Any)
 def _set_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     rows = signature.args[0]
     *where, value = arguments
@@ -95,6 +95,9 @@ def _set_row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     context.pack_value(builder, rows.dtype, value, place)
     return context.get_dummy_value()
 
+
+lower(operator.getitem, Rows, types.Integer)(_get_row)
+lower(operator.setitem, Rows, types.Integer, types.Any)(_set_row)
 
 _TYPES: dict[str, Any] = {
     "World": types.int64,
