@@ -2,7 +2,7 @@
 
 Why. A datagram wakes the thread that waits for it from the processor of the thread that sent it, and Linux tends to put the
 woken one there too. On a host with about as many ranks as processors two engines end up behind each other on one processor while
-the other is idle, and stay so for a round: 1 MiB between two ranks on two processors took twice as long (docs/performance.md).
+the other is idle, and stay so for a round: docs/performance.md, "Where the engine runs", has what that costs.
 Launchers of MPI bind their processes for this reason; torchrun does not.
 
 Who shares with whom is told at the rendezvous: each rank publishes a key of its machine and of the processors that it may use

@@ -17,6 +17,9 @@ Picoseconds = NewType("Picoseconds", int)
 """Simulated time of the packet engine: 64 bits of them are 106 days, and a byte at 400 Gb/s is exactly 20."""
 PS_PER_S = 1_000_000_000_000
 
+MOST_CPUS = 8192
+"""Linux numbers processors below it (CONFIG_NR_CPUS)."""
+
 KIB = 1024
 MIB = 1024 * 1024
 
@@ -68,6 +71,8 @@ def parse_cpus(text: str) -> frozenset[int]:
         )
         if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
             raise ConfigError(f"{text!r}: {part!r} is neither a processor nor a range of them such as '0-3'")
+        if int(last) >= MOST_CPUS:
+            raise ConfigError(f"{text!r}: there is no processor {last}; Linux numbers them below {MOST_CPUS}")
         cpus.update(range(int(first), int(last) + 1))
     return frozenset(cpus)
 

@@ -132,7 +132,6 @@ class TransportConfig:
         for name in ("rate_bps", "switch_interval_s", "seed", "flight_rounds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
-
         if self.engine_cpus not in (AUTO_CPUS, ALL_CPUS):
             try:
                 parse_cpus(self.engine_cpus)

@@ -297,6 +297,7 @@ class SendPath:
         """What was lost when the path died, probes included, says nothing of the path that comes back."""
         self.acked_lately, self.lost_lately = 1.0, 0.0
         self.arrived = self.lost = 0.0
+        self.fates, self.fates_lost, self.worst_loss = LOSSY_PRIOR, 0.0, 0.0
 
     def take_back(self, now: float) -> None:
         """It answers."""

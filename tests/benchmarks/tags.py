@@ -9,13 +9,15 @@ it is full what waits of the highest class goes first. Such switches look at DSC
 row for each way to tag, at buffers in which a tenth of the contributions' chunks is lost for good: their classes, and the
 share of the gradient's energy that they held, on average and at most.
 
-``--cost``: an all-reduce of 25 MiB on two ranks on sockets, with tags and without; what they cost without any loss.
+``--cost``: an all-reduce of 25 MiB on two ranks on sockets, with tags and without; what they cost without any loss, where chunks
+leave by value from the start (``by_value="always"``) and where they do only on a path that loses, as by default.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import time
@@ -40,7 +42,7 @@ from dblp.collectives.report import Report
 from dblp.collectives.torch.buckets import BucketLayout
 from dblp.sim.loop import run
 from dblp.sim.port import HostSpec, Link, Network, SwitchPort
-from dblp.transport.config import TransportConfig
+from dblp.transport.config import ALWAYS, BY_VALUE, LOSSY, TransportConfig
 from dblp.transport.endpoint import Endpoint
 from dblp.transport.policy import Consistency, Policy, Tags
 from dblp.transport.udp import open_port
@@ -149,7 +151,7 @@ async def _congested(gradient: Gradient, policy: Policy, queue_bytes: int, seed:
     network = Network(loop, seed, link=Link(latency_s=20e-6), host=HostSpec(switch=switch))
     endpoints = await connected(
         [network.port(host) for host in hosts],
-        config=TransportConfig(seed=seed, timeout_s=30.0, by_value="always"),
+        config=TransportConfig(seed=seed, timeout_s=30.0, by_value=ALWAYS),
     )
 
     async def worker(endpoint: Endpoint) -> Report:
@@ -224,26 +226,37 @@ def cost(rounds: int, nbytes: int = 25 * MIB) -> list[dict[str, Any]]:
 
 
 async def _cost(policies: dict[str, Policy], rounds: int, nbytes: int) -> dict[str, list[float]]:
-    config = TransportConfig()
-    endpoints = await connected([open_port(config) for _ in range(2)], config=config)
-    groups = [Group(endpoint) for endpoint in endpoints]
+    configs = {by_value: TransportConfig(by_value=by_value) for by_value in BY_VALUE}
+    worlds = {
+        by_value: await connected([open_port(config) for _ in range(2)], config=config)
+        for by_value, config in configs.items()
+    }
+    groups = {by_value: [Group(endpoint) for endpoint in world] for by_value, world in worlds.items()}
     arrays = [np.random.default_rng(rank).standard_normal(nbytes // 4, np.float32) for rank in range(2)]
-    seconds: dict[str, list[float]] = {name: [] for name in policies}
+    arms = [(name, LOSSY) for name in policies] + [
+        (name, ALWAYS) for name, policy in policies.items() if policy.tags is not Tags.NONE
+    ]
+    seconds: dict[str, list[float]] = {_arm(*arm): [] for arm in arms}
     for turn in range(rounds + 2):
-        for name, policy in policies.items():
+        for arm in arms if turn % 2 == 0 else reversed(arms):
+            name, by_value = arm
             start = time.perf_counter()
             await asyncio.gather(
                 *(
-                    group.all_reduce(array, "avg", policy=policy)
-                    for group, array in zip(groups, arrays, strict=True)
+                    group.all_reduce(array, "avg", policy=policies[name])
+                    for group, array in zip(groups[by_value], arrays, strict=True)
                 )
             )
             if turn >= 2:  # the first warm buffers up
-                seconds[name].append(time.perf_counter() - start)
-    for group in groups:
+                seconds[_arm(*arm)].append(time.perf_counter() - start)
+    for group in itertools.chain(*groups.values()):
         group.close()
-    await asyncio.gather(*(endpoint.close(linger_s=0.1) for endpoint in endpoints))
+    await asyncio.gather(*(endpoint.close(linger_s=0.1) for endpoint in itertools.chain(*worlds.values())))
     return seconds
+
+
+def _arm(name: str, by_value: str) -> str:
+    return name if by_value == LOSSY else f"{name}, by value"
 
 
 # --- the command

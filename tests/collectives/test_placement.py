@@ -71,6 +71,11 @@ def test_what_is_no_list_is_refused_where_it_is_set(text):
         TransportConfig(engine_cpus=text)
 
 
+def test_a_range_without_end_is_refused_before_it_is_counted_out():
+    with pytest.raises(ConfigError, match="there is no processor 99999999999"):
+        TransportConfig(engine_cpus="0-99999999999")
+
+
 def test_lists_are_read_as_taskset_reads_them():
     assert parse_cpus("0-3, 8,10-10") == {0, 1, 2, 3, 8, 10}
     assert TransportConfig.from_env({"DBLP_ENGINE_CPUS": "0-1"}).engine_cpus == "0-1"

@@ -151,6 +151,15 @@ def test_the_order_is_worth_its_cost_where_a_quarter_of_the_bound_is_lost(budget
     assert (order == sorted(classes.tolist())) is by_value
 
 
+def test_the_loss_of_a_path_that_died_says_nothing_of_the_one_that_comes_back():
+    path = Cores().cores[0].senders[1].paths[0]
+    path.settle(1000, 500, 0.0)
+    assert path.worst_loss > 0.3
+    path.forget_fates()
+    path.settle(100, 0, 1.0)
+    assert path.worst_loss == 0.0
+
+
 def test_what_waits_when_a_burst_of_loss_begins_goes_on_by_value():
     out = Outgoing(
         0,

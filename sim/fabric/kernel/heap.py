@@ -19,9 +19,8 @@ from dblp.sim.fabric.kernel.state import Array, World
 def earlier(heap: Array, one: int, at: int, sequence: int) -> bool:
     """Whether an entry comes before (at, sequence)."""
     e = heap[one]
-    return bool(
-        (e.at < at) | ((e.at == at) & (e.sequence < sequence))
-    )  # no jumps: nothing could predict them
+    # No jumps: nothing could predict them.
+    return bool((e.at < at) | ((e.at == at) & (e.sequence < sequence)))
 
 
 @inlined
