@@ -581,7 +581,8 @@ class Group:
         policy = Exact() if policy is None else policy
         if not isinstance(policy, Policy):
             raise ConfigError(
-                f"policy={policy!r}: a Policy is needed, such as Bounded(0.1); a preset has one, preset('default').policy"
+                f"policy is a {type(policy).__name__}: a Policy is needed, such as Bounded(0.1); a preset has one, "
+                "preset('default').policy"
             )
         gradient = kind.kind == "f" or (codes and kind.kind == "i")
         if policy.lossy and not (gradient and operation in (Op.SUM, Op.AVG)):

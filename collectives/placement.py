@@ -61,14 +61,14 @@ def engine_processors(
     """The processors for this rank's engine, None to leave it to the scheduler, and how many ranks share those of its process.
 
     ``text``: the setting ``engine_cpus``; ``keys``: of all ranks; ``processors``: those that this process may use. Raises
-    ConfigError for a list of which it may use none.
+    ConfigError for a list of which it may not use all.
     """
     sharers = [other for other, key in enumerate(keys) if key and key == keys[rank]] or [rank]
     if text not in (AUTO_CPUS, ALL_CPUS):
-        chosen = parse_cpus(text) & frozenset(processors)
-        if not chosen:
+        chosen = parse_cpus(text)
+        if not chosen <= frozenset(processors):
             raise ConfigError(
-                f"engine_cpus={text!r}: this process may use none of them, only {', '.join(map(str, sorted(processors)))}"
+                f"engine_cpus={text!r}: this process may use only {', '.join(map(str, sorted(processors)))} (DBLP_ENGINE_CPUS)"
             )
         return chosen, len(sharers)
     if text == ALL_CPUS or len(sharers) == 1:

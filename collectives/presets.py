@@ -18,7 +18,7 @@ from typing import Any
 
 from dblp.collectives.budget import DBLP_LOW, DBLP_STEP, BudgetController, Budgets, Interval
 from dblp.collectives.phases import ETA, NormChange
-from dblp.errors import ConfigError
+from dblp.errors import ConfigError, did_you_mean
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Carry, Consistency, Policy, Short, Stop, Tags
 
@@ -71,7 +71,9 @@ def preset(name: str, **settings: Any) -> Preset:
     """
     make = _MAKERS.get(name)
     if make is None:
-        raise ConfigError(f"preset {name!r}: there is none of that name; use one of {', '.join(_MAKERS)}")
+        raise ConfigError(
+            f"preset {name!r}: there is none of that name; use one of {', '.join(_MAKERS)}{did_you_mean(name, tuple(_MAKERS))}"
+        )
     known = inspect.signature(make).parameters
     for setting in settings:
         if setting not in known:

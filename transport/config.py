@@ -105,7 +105,7 @@ class TransportConfig:
     """``sys.setswitchinterval`` while the engine runs, so that a busy main thread yields soon; 0 leaves it alone."""
     engine_cpus: str = AUTO_CPUS
     """Processors that the engine's thread keeps to: ``auto`` (an equal share of its process's, for each rank of the host that may
-    use the same ones), ``all`` (the scheduler's choice) or a list such as ``0-3,8``."""
+    use the same ones; one in turn where there are fewer), ``all`` (the scheduler's choice) or a list such as ``0-3,8``."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -215,13 +215,17 @@ class Attachment:
 
         The saved policy holds from here on, as a learning rate does in ``torch.optim``; where it is not the one that this
         attachment had, rank 0 says so in a warning that names both. Set ``policy`` afterwards to have another."""
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"this is no state of dblp.attach, but a {type(state).__name__}")
         if RANKS in state:
             state = share_of(state, *self.place)
         try:
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
             budget, carry, compression = state["budget"], state["carry"], state.get("compression")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
+            raise ConfigError(f"this is no state of dblp.attach: it has no {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of dblp.attach: {error!r}") from None
         if (budget is None) != (self._budget is None):
             has, lacks = ("the state", "attach was given") if budget else ("attach", "the state has")
@@ -468,8 +472,8 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
 def _checked(policy: object, group: DblpProcessGroup, budget: BudgetController | None) -> Policy:
     if not isinstance(policy, Policy):
         raise ConfigError(
-            f"policy={policy!r}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); attach takes the name of a "
-            "preset, too, a policy that is changed later does not: its transport and controller come with attach"
+            f"policy is a {type(policy).__name__}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); attach takes "
+            "the name of a preset, too, a policy that is changed later does not: its transport and controller come with attach"
         )
     _check_algorithm(policy, group, budget)
     return policy

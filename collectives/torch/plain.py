@@ -33,8 +33,13 @@ def differences(one: Policy, other: Policy) -> tuple[str, str]:
     """Two policies as text, by those of their fields that differ: ``("budget=0.1", "budget=0.3")``."""
     plain = plain_policy(one), plain_policy(other)
     names = [name for name in plain[0] if plain[0][name] != plain[1][name]]
-    texts = [", ".join(f"{name}={values[name]!r}" for name in names) for values in plain]
+    texts = [", ".join(f"{name}={_text(values[name])}" for name in names) for values in plain]
     return texts[0], texts[1]
+
+
+def _text(value: Any) -> str:
+    """0.91, not 0.9099999999999999."""
+    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def _plain(value: Any) -> Any:

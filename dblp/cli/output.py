@@ -27,6 +27,8 @@ def check_outputs(files: Outputs, pictures: Outputs | None = None) -> None:
     for option, path in given:
         if option in (pictures or {}):
             picture_form(option, path)
+        elif option == "--report":
+            _check_page(option, path)
         _try(option, path)
     for number, (option, path) in enumerate(given):
         for before, other in given[:number]:
@@ -43,6 +45,14 @@ def picture_form(option: str, path: Path) -> str:
         what = f"a picture cannot end in .{form}" if form else "a picture's name needs an ending"
         raise LocalError(f"{option} {path}: {what}; use one of .{', .'.join(PICTURE_FORMS)}")
     return form
+
+
+def _check_page(option: str, path: Path) -> None:
+    """Refuse a page under the name of a picture, which nothing would open."""
+    if path.suffix.removeprefix(".").lower() in PICTURE_FORMS:
+        raise LocalError(
+            f"{option} {path}: a report is one HTML file, pictures included; end its name in .html"
+        )
 
 
 def check_folder(option: str, path: Path | None) -> None:

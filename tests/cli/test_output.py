@@ -138,6 +138,8 @@ def test_every_picture_has_a_form_and_is_no_folder(command, option, capsys, tmp_
 def test_every_report_has_one_name(command, option, capsys, tmp_path):
     assert run([*command, option, str(tmp_path)]) == 2
     assert f"--report {tmp_path}: is a folder; name a file" in capsys.readouterr().err
+    assert run([*command, option, str(tmp_path / "r.PNG")]) == 2
+    assert f"--report {tmp_path}/r.PNG: a report is one HTML file" in capsys.readouterr().err
     assert run([*command, "--help"]) == 0
     assert (option in capsys.readouterr().out) is (option == "--report")
 

@@ -57,6 +57,11 @@ def test_what_is_no_policy(text, words):
         parse_policy(text)
 
 
+def test_a_preset_that_is_nearly_spelt_right_is_offered():
+    with pytest.raises(ConfigError, match="did you mean 'default'"):
+        preset("defualt")
+
+
 class _Ready(Exception):
     """The command has read its options."""
 

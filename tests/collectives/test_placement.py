@@ -56,13 +56,14 @@ def test_keys_tell_machines_and_bindings_apart():
 
 
 def test_a_list_wins_over_everything_and_all_means_all():
-    assert placement.engine_processors("0-1,9", 1, ["a", "a"], {1, 2, 9}) == (frozenset({1, 9}), 2)
+    assert placement.engine_processors("1,9", 1, ["a", "a"], {1, 2, 9}) == (frozenset({1, 9}), 2)
     assert placement.engine_processors("all", 1, ["a", "a"], EIGHT) == (None, 2)
 
 
-def test_a_list_of_processors_that_are_not_there_is_an_error_that_names_those_that_are():
-    with pytest.raises(ConfigError, match=r"engine_cpus='70-71'.*only 0, 1, 2, 3, 4, 5, 6, 7"):
-        placement.engine_processors("70-71", 0, ["a"], EIGHT)
+@pytest.mark.parametrize("text", ["70-71", "0,70"])
+def test_a_list_with_processors_that_are_not_there_is_an_error_that_names_those_that_are(text):
+    with pytest.raises(ConfigError, match=rf"engine_cpus='{text}'.*only 0, 1, 2, 3, 4, 5, 6, 7"):
+        placement.engine_processors(text, 0, ["a"], EIGHT)
 
 
 @pytest.mark.parametrize("text", ["", "a", "0-", "-3", "3-1", "0,,1", "1.5", "auto,1", "none"])

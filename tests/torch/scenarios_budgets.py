@@ -354,7 +354,8 @@ def misused(rank, world_size, folder):
         ("no detector", lambda: attachment.note(metric=0.5)),
         ("attach has a budget", lambda: attachment.load_state_dict(plain.state_dict())),
         ("the state has a budget", lambda: plain.load_state_dict(attachment.state_dict())),
-        ("no state", lambda: plain.load_state_dict({})),
+        ("it has no 'policy'", lambda: plain.load_state_dict({})),
+        ("no state of dblp.attach, but a NoneType", lambda: plain.load_state_dict(None)),
         ("no policy", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"budget": 2.0}})),
         ("no odd", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"odd": 1}})),
     ]:

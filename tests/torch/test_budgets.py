@@ -49,6 +49,7 @@ def test_differences_name_what_is_not_the_same():
         "budget=0.3, stop='eager', carry=None",
     )
     assert differences(one, one) == ("", "")
+    assert differences(Bounded(1.0 - 0.3**2), one)[0] == "budget=0.91"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def burst(
     jobs: Annotated[int, typer.Option(help="Virtual cases at a time; 0: one a core.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
-    """Rounds in a burst of loss: three workers and a server, as in DBLP; every preset as an arm.
+    """Rounds in a burst of loss: three workers and a server, as in DBLP, or four workers; every preset as an arm.
 
     A burst lasts for all passes of its round. dblp's arm is in its tolerant phase.
     """
