@@ -86,7 +86,7 @@ class TransportConfig:
     by_value: str = LOSSY
     """When chunks with tags leave in the order of their value, each class under its own DSCP, by name: ``lossy`` (on a path that
     has lost a quarter of what the message may lose within ten seconds, and wherever the last to leave are left behind; elsewhere
-    only the critical ones come first, which takes a third less time) or ``always`` (for switches that look at DSCP)."""
+    only the critical ones come first, which takes a quarter less time) or ``always`` (for switches that look at DSCP)."""
     ifname: str = ""
     """Interface or address to use; empty: the one on the route to the master. Of several, ``eth0,eth1``, the paths take turns:
     path i of one rank meets path i of another, so list them in the same order everywhere."""
