@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
@@ -104,7 +104,10 @@ class CrossTraffic:
             sink.bind((target.address, PORT))  # else the kernel would answer each datagram by ICMP
             command = [sys.executable, "-m", "dblp.sim.lab.traffic", target.address, str(self._traffic)]
             command += ["--seed", str(self._seed + index)]
-            self._senders.append(self._net.popen(source, command, stdout=subprocess.PIPE))
+            self._senders.append(self._net.popen(source, command, stdout=subprocess.PIPE, bufsize=0))
+        for sender in self._senders:
+            assert sender.stdout is not None
+            sender.stdout.readline()  # it sends from here on; one that has failed says nothing, and its exit code does
         return self
 
     def __exit__(
@@ -143,7 +146,6 @@ class _Sender:
 
     def __init__(self, traffic: Traffic, address: str) -> None:
         self.sent = 0
-        self.stopped = False
         self._traffic = traffic
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sock.connect((address, PORT))
@@ -155,43 +157,42 @@ class _Sender:
         self._train = bytes(self._count * traffic.size_bytes)
         self._every_s = 8 * len(self._train) / traffic.rate_bps
 
-    def stop(self, number: int, frame: object) -> None:
-        self.stopped = True
-
     def run(self, seed: int) -> None:
+        """Until KeyboardInterrupt, which ends a pause of any length."""
         for on_s, off_s in spells(self._traffic, seed):
             self._send_for(on_s)
-            if self.stopped:
-                return
             time.sleep(off_s)
 
     def _send_for(self, span_s: float) -> None:
         now = time.monotonic()
         end, due = now + span_s, now
-        while due < end and not self.stopped:
+        while due < end:
             time.sleep(max(0.0, due - time.monotonic()))
             self._send()
             due = max(due + self._every_s, time.monotonic() - self._every_s)
 
     def _send(self) -> None:
+        self.sent += self._count  # before, since the end may come between: what left has been counted
         try:
             self._sock.send(self._train)
-            self.sent += self._count
         except (ConnectionRefusedError, BlockingIOError):
-            pass  # the sink is gone at the end
+            self.sent -= self._count  # the sink is gone at the end
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Send until SIGTERM or Ctrl-C; then print how many datagrams were sent, as JSON."""
+    """Say that sending begins, send until SIGTERM or Ctrl-C, then print how many datagrams were sent, as JSON."""
     parser = argparse.ArgumentParser(prog="python -m dblp.sim.lab.traffic")
     parser.add_argument("address")
     parser.add_argument("traffic", type=parse_traffic)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    sender = _Sender(options.traffic, options.address)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, sender.stop)
-    sender.run(options.seed)
+        signal.signal(number, signal.default_int_handler)
+    sender = _Sender(options.traffic, options.address)
+    with suppress(KeyboardInterrupt):
+        sys.stdout.write("sending\n")
+        sys.stdout.flush()
+        sender.run(options.seed)
     sys.stdout.write(json.dumps({"sent": sender.sent}) + "\n")
 
 

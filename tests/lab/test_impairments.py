@@ -1,5 +1,8 @@
 """Conditions and schedules as text, and what they ask of the kernel; nothing here needs one."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from itertools import islice, pairwise
@@ -258,6 +261,22 @@ def test_counters_subtract_and_add_up():
     assert spent.offered == 109
     assert spent.loss == pytest.approx(15 / 109)
     assert spent.link("h0") == LinkCounters(140, 15, 4)
+
+
+def test_a_sender_in_a_long_pause_ends_when_it_is_told_to():
+    command = [
+        sys.executable,
+        "-m",
+        "dblp.sim.lab.traffic",
+        "127.0.0.1",
+        "traffic(rate=1mbit,on=1ms,off=60s)",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as sender:
+        assert sender.stdout.readline() == b"sending\n"
+        sender.terminate()
+        said, _ = sender.communicate(timeout=30)  # the pause would be a minute
+    assert sender.returncode == 0
+    assert json.loads(said).keys() == {"sent"}
 
 
 def test_traffic_is_what_it_writes_and_its_spells_have_their_means():
