@@ -108,6 +108,18 @@ class Attachment:
         if budget is not None:
             budget.check_names(self._layouts.names)
 
+    def __repr__(self) -> str:
+        """What it does and what came of it: for a prompt, a log or a notebook."""
+        rank, world_size = self.place
+        compression = "" if self.compression is None else f", compression {self.compression.method}"
+        done = self.summary
+        budget = f"{self._policy.budget:g}" + (" by phase" if self._budget is not None else "")
+        lost = f"{done.missing_share:.2%} missing, {done.retransmitted_share:.2%} sent again"
+        return (
+            f"<{type(self).__name__} rank {rank} of {world_size}: budget {budget}"
+            f"{compression}; {done.rounds} rounds, {lost}>"
+        )
+
     @property
     def policy(self) -> Policy:
         """The policy of the next buckets; set it on all ranks alike, between steps. A controller replaces its budgets."""

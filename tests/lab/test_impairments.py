@@ -272,6 +272,7 @@ def test_a_sender_in_a_long_pause_ends_when_it_is_told_to():
         "traffic(rate=1mbit,on=1ms,off=60s)",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as sender:
+        assert sender.stdout is not None
         assert sender.stdout.readline() == b"sending\n"
         sender.terminate()
         said, _ = sender.communicate(timeout=30)  # the pause would be a minute

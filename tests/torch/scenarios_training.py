@@ -107,6 +107,8 @@ def attached(rank, world_size, folder):
         _assert_replicas_identical(model)
         assert len(attachment.reports) == 2 < attachment.summary.rounds
         assert attachment.reports[-1].budget == 0.1
+        told = f"<Attachment rank {rank} of {world_size}: budget 0.1; {attachment.summary.rounds} rounds, 0.00% missing"
+        assert repr(attachment).startswith(told)
     _state(attachment)
     _refusals()
     dist.destroy_process_group()
