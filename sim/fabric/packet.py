@@ -196,14 +196,25 @@ def _flows(plan: Plan) -> k.Array:
         _leg_fields(flows, mine, spec)
         rtt = fabric.base_rtts(tasks.source[mine], tasks.target[mine], spec.packet, spec.ack)
         flows["base_rtt"][mine] = np.round(rtt * 1e12)
+    flows["message"] = _last_parts(tasks)
     flows["first_chunk"] = np.cumsum(flows["chunks"]) - flows["chunks"]
     flows["highest"], flows["newest_sent"] = -1, -1
     flows["threshold"] = np.inf
     flows["alpha"], flows["slow_start"] = 1.0, 1
     flows["last_cut"] = -(1 << 60)
-    for name in ("repair_head", "repair_tail", "out_head", "out_tail", "pull_next", "ring_next", "detour"):
+    for name in ("repair_head", "repair_tail", "out_head", "out_tail", "pull_next", "ring_next", "detour", "air_next"):
         flows[name] = k.NONE
     return flows
+
+
+def _last_parts(tasks: Tasks) -> Ints:
+    """For each flow the last part of its message: itself, if it is whole."""
+    last = np.arange(len(tasks.source))
+    parts = np.flatnonzero((tasks.message > 0) & (tasks.bytes > 0))
+    keys = np.stack([tasks.message[parts], tasks.source[parts], tasks.target[parts]])
+    _, first_from_end, group = np.unique(keys[:, ::-1], axis=1, return_index=True, return_inverse=True)
+    last[parts[::-1]] = parts[::-1][first_from_end][group.ravel()]
+    return last
 
 
 def _leg_fields(flows: k.Array, mine: Ints, spec: TransportSpec) -> None:
@@ -298,6 +309,7 @@ def _nodes(fabric: Fabric) -> k.Array:
     rows["up_first"], rows["up_count"], rows["stride"] = fabric.up_first, fabric.up_count, fabric.strides
     rows["pull_head"] = rows["pull_tail"] = k.NONE
     rows["turn"] = np.arange(len(rows))
+    rows["peer"][: fabric.hosts] = (np.arange(fabric.hosts) + 1) % fabric.hosts  # else all might turn to the same one first
     return rows
 
 
@@ -334,7 +346,7 @@ def _empty(count: int) -> k.Array:
 
 def _paths(count: int) -> k.Array:
     rows = np.zeros(count, k.PATH)
-    rows["head"] = rows["tail"] = k.NONE
+    rows["head"] = rows["tail"] = rows["air_head"] = k.NONE
     return rows
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import flows, meta, nodes, paths, rings, transports
 from dblp.sim.fabric.kernel.compiled import compiled, inlined
+from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.sender import (
     BURST_BYTES,
+    TRAIN_BURSTS,
+    alone,
     first_repair,
     has_work,
+    pace,
+    part,
     path_of,
-    portion,
+    room_of,
+    run_of,
     send_chunk,
     sendable,
 )
-from dblp.sim.fabric.kernel.state import NONE, RINGS, World
+from dblp.sim.fabric.kernel.state import EVENTS, NONE, PACE, RINGS, TURN, WAITING, World
 
 
 @inlined
@@ -63,7 +69,7 @@ def recall(w: World, flow: int) -> None:
     f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
     if p.window:
         f.window, f.slow_start, f.last_cut = p.window, p.slow_start, p.last_cut
-        f.srtt, f.rttvar = p.srtt, p.rttvar
+        f.srtt, f.rttvar, f.order = p.srtt, p.rttvar, p.order
 
 
 @compiled
@@ -71,7 +77,7 @@ def keep(w: World, flow: int) -> None:
     """For the other flows between the same hosts."""
     f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
     p.window, p.slow_start, p.last_cut = f.window, f.slow_start, f.last_cut
-    p.srtt, p.rttvar = f.srtt, f.rttvar
+    p.srtt, p.rttvar, p.order = f.srtt, f.rttvar, f.order
 
 
 @compiled
@@ -85,69 +91,120 @@ def join_path(w: World, flow: int) -> None:
     else:
         flows(w)[p.tail].ring_next = flow
     p.tail = flow
-    p.waiting += f.chunks - f.next_new
 
 
-@compiled
+@inlined
 def leave_path(w: World, place: int) -> None:
-    """The first flow of a path has nothing to send any more."""
+    """Flows that have nothing to send any more leave their path, from the first on up to one that has."""
     p = paths(w)[place]
-    f = flows(w)[p.head]
-    p.waiting -= f.chunks - f.next_new  # of one that was stopped
-    p.head = f.ring_next
-    f.on_ring = 0
+    while p.head != NONE and not has_work(w, p.head):
+        flows(w)[p.head].on_ring = 0
+        p.head = flows(w)[p.head].ring_next
 
 
 @compiled
-def send_run(w: World, now: int, flow: int, most: int) -> int:
-    """At most so many packets of a flow leave; the last asks if they are as many, or nothing else waits for the path. Returns how
-    many."""
-    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
-    repair = first_repair(w, flow) != NONE
-    count = 1 if repair else min(most, f.chunks - f.next_new)
-    asks = repair or count == most or count == p.waiting
-    for left in range(count, 0, -1):
-        send_chunk(w, now, flow, 1 if asks and left == 1 else 0)
-    return int(count)
+def wait_for_pace(w: World, place: int) -> None:
+    """A timer for when the next may leave."""
+    p = paths(w)[place]
+    if not p.pace_armed:
+        p.pace_armed = 1
+        set_timer(w, p.next_at, place * EVENTS + PACE)
 
 
 @compiled
-def send_portions(w: World, now: int, flow: int) -> None:
-    """All that the window of a path lets go, into the card's queue, where packets of other flows, and control, wait behind it: of
-    the oldest flow first, and of no later one before it has sent all. Of each burst the last packet asks."""
-    place = path_of(w, flow)
+def asks(w: World, place: int, count: int, run: int) -> bool:
+    """Whether what leaves asks for an answer: not the end of a message, which is answered all the same, where nothing else waits
+    and nothing was lost."""
+    f = flows(w)[paths(w)[place].head]
+    last = flows(w)[f.message]
+    if f.lost or f.need < f.chunks or last.lost or count < run or last.state == WAITING:
+        return True
+    return not alone(w, place)
+
+
+@compiled
+def send_turn(w: World, now: int, place: int) -> bool:
+    """A burst of a path's oldest message, or a train of full ones, into the card's queue; False if nothing may leave. Where the
+    window has no room for as much again, the last packet of each burst asks for an answer."""
     p = paths(w)[place]
-    if not flows(w)[flow].on_ring and has_work(w, flow):
-        join_path(w, flow)
-    together = burst = 0
-    while p.head != NONE:
-        first = p.head
-        if not has_work(w, first):
-            leave_path(w, place)
-            continue
-        if together == 0:
-            recall(w, first)
-            if not sendable(w, first):
-                return
-            together = portion(w, first)
-            burst = 0
-        if burst == 0:
-            burst = min(together, BURST_BYTES // transports(w)[flows(w)[first].transport].packet)
-        sent = send_run(w, now, first, burst)
-        together, burst = max(together - sent, 0), max(burst - sent, 0)
+    leave_path(w, place)
+    if p.head == NONE:
+        return False
+    first = p.head
+    if p.next_at > now:
+        wait_for_pace(w, place)
+        return False
+    recall(w, first)
+    if not sendable(w, first):
+        return False
+    f = flows(w)[first]
+    burst = BURST_BYTES // transports(w)[f.transport].packet
+    room, run = max(min(part(w, first), room_of(w, first)), 1.0), run_of(w, place)
+    bursts = min(int(room) // burst, run // burst, TRAIN_BURSTS)
+    count, whole = (bursts * burst, bursts * burst) if bursts >= 2 else (min(int(room), burst, run), burst)
+    asking = room - count < min(float(whole), f.window / 2.0) and asks(w, place, count, run)
+    if first_repair(w, first) != NONE:
+        count, asking = 1, True
+    pace(w, now, first, count)
+    for left in range(count - 1, -1, -1):
+        leave_path(w, place)
+        recall(w, p.head)
+        send_chunk(w, now, p.head, 1 if asking and left % burst == 0 else 0)
+        keep(w, p.head)
+    return True
+
+
+@compiled
+def take_turns(w: World, now: int, host: int) -> None:
+    """All that the windows of a host's paths let go, a burst or train to each peer in turn."""
+    n, idle = nodes(w)[host], 0
+    while idle < meta(w).hosts:
+        place = host * meta(w).hosts + n.peer
+        n.peer = n.peer + 1 if n.peer + 1 < meta(w).hosts else 0
+        if paths(w)[place].head != NONE and send_turn(w, now, place):
+            idle = 0
+        else:
+            idle += 1
+
+
+@compiled
+def on_turn(w: World, now: int, host: int) -> None:
+    """What starts at one time has started."""
+    nodes(w)[host].turn_armed = 0
+    take_turns(w, now, host)
+
+
+@compiled
+def on_pace(w: World, now: int, place: int) -> None:
+    """The next of a path that is paced may leave."""
+    paths(w)[place].pace_armed = 0
+    take_turns(w, now, place // meta(w).hosts)
+
+
+@compiled
+def join(w: World, now: int, flow: int) -> None:
+    """A flow in portions starts: it leaves when all others have joined that start now."""
+    n = nodes(w)[flows(w)[flow].source]
+    join_path(w, flow)
+    if not n.turn_armed:
+        n.turn_armed = 1
+        set_timer(w, now, flows(w)[flow].source * EVENTS + TURN)
 
 
 @compiled
 def wake(w: World, now: int, flow: int) -> None:
     """Something about a flow has changed."""
-    t = transports(w)[flows(w)[flow].transport]
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
     if t.portions:
-        send_portions(w, now, flow)
+        if not f.on_ring and has_work(w, flow):
+            join_path(w, flow)
+        take_turns(w, now, f.source)
         return
     if t.card:
         while sendable(w, flow):
             send_chunk(w, now, flow, 1)
         return
-    if not flows(w)[flow].on_ring and sendable(w, flow):
+    if not f.on_ring and sendable(w, flow):
         add_turn(w, flow)
-    pump(w, now, flows(w)[flow].source)
+    pump(w, now, f.source)
