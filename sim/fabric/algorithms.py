@@ -22,8 +22,6 @@ Algorithm = Callable[[Graph, Hosts, int, Ints, int], Ints]
 Pipelined = Callable[[Graph, Hosts, int, Ints, int, int, int], Ints]
 SEGMENTS = 8
 """Pieces in which each tree's half is pipelined."""
-PORTIONS = 4
-"""Least number of parts of a shard that goes on in parts (``dblp.transport.outgoing.PORTIONS``)."""
 
 
 def ring(
@@ -76,20 +74,18 @@ def direct(
 
 def _parts(nbytes: int, count: int, segment: int, chunk: int) -> list[Ints]:
     """Bytes of each of ``count`` shards, in the parts in which they go on. ``segment`` 0: as a whole, and all are equal; else, as
-    the collectives do, shards are cut between chunks, and a part is a quarter of the largest at most."""
+    the collectives do, shards are cut between chunks."""
     if not segment:
         return [np.full(count, -(-nbytes // count))]
     chunks = -(-nbytes // chunk)
     ranks, largest = np.arange(count), -(-chunks // count)
     firsts, ends = (chunks // count * rank + np.minimum(rank, chunks % count) for rank in (ranks, ranks + 1))
-    most = max(min(segment // chunk, largest // PORTIONS), 1)
+    most = max(segment // chunk, 1)
     edges = np.minimum(np.arange(0, largest + most, most)[:, None] + firsts, ends)
     return list(np.diff(np.minimum(edges * chunk, nbytes), axis=0))
 
 
-def _exchange(
-    graph: Graph, hosts: Hosts, sizes: Ints, starts: Ints, cls: int, leg: int, batch: int
-) -> Ints:
+def _exchange(graph: Graph, hosts: Hosts, sizes: Ints, starts: Ints, cls: int, leg: int, batch: int) -> Ints:
     """Each to each other, the next one first: the peer's shard, of these ``sizes``, then the own."""
     ends = graph.tasks(hosts)
     graph.order(starts, ends)

@@ -26,6 +26,10 @@ SLICE_EVENTS = 4_000_000
 SAMPLES = 256
 MOST_SAMPLED_LINKS = 8_192
 FIRST_SAMPLE_PS = 1_000_000
+BURST_BYTES = 65_507
+"""Most that leaves in one call, see ``kernel.sender``."""
+MESSAGE_PORTIONS = 4
+"""Parts in which a message leaves at most while a hop works on it (``dblp.transport.outgoing.PORTIONS``)."""
 FIXED_POLICIES = ("ecmp", "ethereal")
 FLOW_FIELDS = np.dtype(
     [
@@ -197,12 +201,27 @@ def _flows(plan: Plan) -> k.Array:
         rtt = fabric.base_rtts(tasks.source[mine], tasks.target[mine], spec.packet, spec.ack)
         flows["base_rtt"][mine] = np.round(rtt * 1e12)
     flows["message"] = _last_parts(tasks)
+    most = [max(BURST_BYTES // spec.packet, 1) for spec in specs]
+    whole = np.bincount(flows["message"], flows["chunks"], len(flows)).astype(np.int64)
+    flows["portion"] = np.clip(whole // MESSAGE_PORTIONS, 1, np.array(most)[flows["transport"]])
     flows["first_chunk"] = np.cumsum(flows["chunks"]) - flows["chunks"]
     flows["highest"], flows["newest_sent"] = -1, -1
     flows["threshold"] = np.inf
     flows["alpha"], flows["slow_start"] = 1.0, 1
     flows["last_cut"] = -(1 << 60)
-    for name in ("repair_head", "repair_tail", "out_head", "out_tail", "pull_next", "ring_next", "detour", "air_next"):
+    for name in (
+        "repair_head",
+        "repair_tail",
+        "out_head",
+        "out_tail",
+        "pull_next",
+        "ring_next",
+        "detour",
+        "air_next",
+        "part_head",
+        "part_tail",
+        "part_next",
+    ):
         flows[name] = k.NONE
     return flows
 
@@ -309,7 +328,9 @@ def _nodes(fabric: Fabric) -> k.Array:
     rows["up_first"], rows["up_count"], rows["stride"] = fabric.up_first, fabric.up_count, fabric.strides
     rows["pull_head"] = rows["pull_tail"] = k.NONE
     rows["turn"] = np.arange(len(rows))
-    rows["peer"][: fabric.hosts] = (np.arange(fabric.hosts) + 1) % fabric.hosts  # else all might turn to the same one first
+    rows["peer"][: fabric.hosts] = (
+        np.arange(fabric.hosts) + 1
+    ) % fabric.hosts  # else all might turn to the same one first
     return rows
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import flows, paths, samples, transports
 from dblp.sim.fabric.kernel.compiled import compiled, inlined
-from dblp.sim.fabric.kernel.sender import filtered, path_of
+from dblp.sim.fabric.kernel.sender import filtered, path_of, set_part
 from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, SAMPLES_KEPT, World
 
 GAIN = 1.0 / 16.0
@@ -20,6 +20,9 @@ FLOW_PACKETS = 100.0
 FLOW_TARGET_PS = 4e9
 NEARLY_EMPTY = 0.25
 """With portions: of the tolerated queue; below it a window grows four times as fast."""
+LIFE_RTTS = 500.0
+LEAST_LIFE_PS = 5e11
+PROBE_SHARE = 0.02
 CUBIC_C = 0.4
 CUBIC_BETA = 0.7
 PS_PER_S = 1e12
@@ -91,6 +94,34 @@ def delay(w: World, now: int, flow: int, rtt: int) -> None:
         f.window = max(f.window * max(1.0 - BETA * (rtt - target) / rtt, MOST), 1.0)
 
 
+@inlined
+def nearly_empty(w: World, flow: int) -> float:
+    """Round trips up to which the queue is next to none."""
+    least = paths(w)[path_of(w, flow)].least
+    return float(least + NEARLY_EMPTY * (plain_target(w, flow) - least))
+
+
+@compiled
+def probe_least(w: World, now: int, flow: int, rtt: float) -> bool:
+    """Follow the least round trip; True while it is probed for, with the window at its floor
+    (``dblp.transport.congestion.round_trip``; that it may rise after ten seconds is left out)."""
+    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
+    life = min(max(LIFE_RTTS * p.least, LEAST_LIFE_PS), float(p.life))
+    if rtt <= nearly_empty(w, flow):
+        p.least, p.least_at = min(p.least, rtt), now
+    if p.before_probe > 0.0:
+        if now >= p.probe_until:
+            f.window, p.before_probe = p.before_probe, 0.0
+            p.least_at, p.life = now, 2 * p.life
+            set_part(w, flow)
+            return False
+    elif now - p.least_at > life:
+        p.before_probe, f.window = f.window, 2.0
+        p.probe_until = now + int(rtt + max(PROBE_SHARE * life, p.least))
+        set_part(w, flow)
+    return bool(p.before_probe > 0.0)
+
+
 @compiled
 def delay_of_path(w: World, now: int, flow: int, rtt: int, acked: int) -> None:
     """The same where flows share a path's window: an answer tells of many packets, and the least of the last round trips
@@ -98,14 +129,18 @@ def delay_of_path(w: World, now: int, flow: int, rtt: int, acked: int) -> None:
     f = flows(w)[flow]
     take_sample(w, flow, rtt)
     least, target = filtered(w, flow), target_of(w, flow)
+    if probe_least(w, now, flow, least):
+        return
     if least > target:
         f.slow_start = 0
         if now - f.last_cut >= least:
             f.last_cut = now
             f.window = max(f.window * max(1.0 - BETA * (least - target) / least, MOST), 2.0)
+            set_part(w, flow)
         return
-    near = f.base_rtt + NEARLY_EMPTY * (plain_target(w, flow) - f.base_rtt)
+    near = nearly_empty(w, flow)
     f.window += float(acked) if f.slow_start else (4.0 if least < near else 1.0) * acked / f.window
+    set_part(w, flow)
 
 
 @compiled
@@ -152,6 +187,7 @@ def on_path_acked(w: World, now: int, flow: int, rtt: int, acked: int, marked: i
         return
     for number in range(acked):
         on_acked(w, now, flow, rtt, 1 if number < marked else 0)
+    set_part(w, flow)
 
 
 @compiled

@@ -27,6 +27,7 @@ from dblp.sim.fabric.kernel.sender import (
     pass_over,
     path_of,
     probe,
+    set_part,
     timeout,
 )
 from dblp.sim.fabric.kernel.state import (
@@ -48,6 +49,11 @@ from dblp.sim.fabric.kernel.state import (
 )
 from dblp.sim.fabric.kernel.tasks import complete, fail
 from dblp.sim.fabric.kernel.ways import remember
+
+SETTLED_PS = 10_000_000_000
+"""From the handshake to the first round (``dblp.sim.fabric.exact.SETTLED_S``)."""
+FIRST_LIFE_PS = 50_000_000_000
+"""How long the least round trip that it measured holds (``dblp.transport.congestion.round_trip.FIRST_LIFE_S``)."""
 
 
 @inlined
@@ -82,7 +88,10 @@ def start(w: World, now: int, flow: int) -> None:
         if not paths(w)[path_of(w, flow)].window:  # the handshake has measured it
             measure(w, flow, f.base_rtt)
             take_sample(w, flow, f.base_rtt)
+            p = paths(w)[path_of(w, flow)]
+            p.least, p.least_at, p.life = f.base_rtt, now - SETTLED_PS, FIRST_LIFE_PS
             keep(w, flow)
+            set_part(w, flow)
         join(w, now, flow)
         return
     wake(w, now, flow)
@@ -263,7 +272,7 @@ def on_rto(w: World, now: int, flow: int) -> None:
     f.rto_armed = 0
     if f.sender_done:
         return
-    if f.on_ring and f.inflight == 0:
+    if (f.on_ring or f.in_parts) and f.inflight == 0:
         f.rto_at = now + timeout(w, flow)
     if now < f.rto_at:
         f.rto_armed = 1

@@ -8,16 +8,15 @@ from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.sender import (
     BURST_BYTES,
     TRAIN_BURSTS,
-    alone,
     first_repair,
     has_work,
     pace,
     part,
     path_of,
     room_of,
-    run_of,
     send_chunk,
     sendable,
+    window_full,
 )
 from dblp.sim.fabric.kernel.state import EVENTS, NONE, PACE, RINGS, TURN, WAITING, World
 
@@ -81,25 +80,77 @@ def keep(w: World, flow: int) -> None:
 
 
 @compiled
-def join_path(w: World, flow: int) -> None:
-    """A flow that has something to send joins its path, last."""
-    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
-    f.on_ring = 1
-    f.ring_next = NONE
-    if p.head == NONE:
-        p.head = flow
+def join_message(w: World, flow: int) -> None:
+    """A part of a message has something to send, if only repairs: those go first."""
+    f = flows(w)[flow]
+    m = flows(w)[f.message]
+    f.in_parts = 1
+    if m.part_head == NONE:
+        m.part_head = m.part_tail = flow
+        f.part_next = NONE
+    elif first_repair(w, flow) != NONE:
+        f.part_next = m.part_head
+        m.part_head = flow
     else:
-        flows(w)[p.tail].ring_next = flow
-    p.tail = flow
+        flows(w)[m.part_tail].part_next = flow
+        m.part_tail = flow
+        f.part_next = NONE
 
 
 @inlined
-def leave_path(w: World, place: int) -> None:
-    """Flows that have nothing to send any more leave their path, from the first on up to one that has."""
+def next_part(w: World, message: int) -> int:
+    """The part of a message that sends next, or NONE; those that have nothing to send any more leave it."""
+    m = flows(w)[message]
+    while m.part_head != NONE and not has_work(w, m.part_head):
+        f = flows(w)[m.part_head]
+        m.offered -= f.chunks - f.next_new  # of one that was stopped
+        f.next_new = f.chunks
+        f.in_parts = 0
+        m.part_head = f.part_next
+    return int(m.part_head)
+
+
+@compiled
+def may_send(w: World, message: int) -> bool:
+    """Whether a message has something to send: less than a portion waits while more is to come."""
+    flow, m = next_part(w, message), flows(w)[message]
+    if flow == NONE:
+        return False
+    return bool(first_repair(w, flow) != NONE or m.state != WAITING or m.offered >= m.portion)
+
+
+@compiled
+def join_path(w: World, message: int) -> None:
+    """A message that has something to send joins its path, last."""
+    m, p = flows(w)[message], paths(w)[path_of(w, message)]
+    if m.on_ring or not may_send(w, message):
+        return
+    m.on_ring = 1
+    m.ring_next = NONE
+    if p.head == NONE:
+        p.head = message
+    else:
+        flows(w)[p.tail].ring_next = message
+    p.tail = message
+
+
+@compiled
+def first_of_path(w: World, place: int) -> int:
+    """The oldest message of a path that has something to send, or NONE; those that have not leave it."""
     p = paths(w)[place]
-    while p.head != NONE and not has_work(w, p.head):
+    while p.head != NONE and not may_send(w, p.head):
         flows(w)[p.head].on_ring = 0
         p.head = flows(w)[p.head].ring_next
+    return int(p.head)
+
+
+@compiled
+def alone(w: World, message: int) -> bool:
+    """Whether no other message of a path has something to send behind this one."""
+    other = flows(w)[message].ring_next
+    while other != NONE and not may_send(w, other):
+        other = flows(w)[other].ring_next
+    return bool(other == NONE)
 
 
 @compiled
@@ -112,45 +163,48 @@ def wait_for_pace(w: World, place: int) -> None:
 
 
 @compiled
-def asks(w: World, place: int, count: int, run: int) -> bool:
+def asks(w: World, flow: int, count: int) -> bool:
     """Whether what leaves asks for an answer: not the end of a message, which is answered all the same, where nothing else waits
     and nothing was lost."""
-    f = flows(w)[paths(w)[place].head]
-    last = flows(w)[f.message]
-    if f.lost or f.need < f.chunks or last.lost or count < run or last.state == WAITING:
+    f = flows(w)[flow]
+    m = flows(w)[f.message]
+    if f.lost or m.lost or f.need < f.chunks or count < m.offered or m.state == WAITING:
         return True
-    return not alone(w, place)
+    return not alone(w, f.message)
 
 
 @compiled
 def send_turn(w: World, now: int, place: int) -> bool:
     """A burst of a path's oldest message, or a train of full ones, into the card's queue; False if nothing may leave. Where the
     window has no room for as much again, the last packet of each burst asks for an answer."""
-    p = paths(w)[place]
-    leave_path(w, place)
-    if p.head == NONE:
+    message = first_of_path(w, place)
+    if message == NONE:
         return False
-    first = p.head
-    if p.next_at > now:
+    if paths(w)[place].next_at > now:
         wait_for_pace(w, place)
         return False
+    first, m = next_part(w, message), flows(w)[message]
     recall(w, first)
-    if not sendable(w, first):
+    if window_full(w, first):
         return False
     f = flows(w)[first]
     burst = BURST_BYTES // transports(w)[f.transport].packet
-    room, run = max(min(part(w, first), room_of(w, first)), 1.0), run_of(w, place)
-    bursts = min(int(room) // burst, run // burst, TRAIN_BURSTS)
-    count, whole = (bursts * burst, bursts * burst) if bursts >= 2 else (min(int(room), burst, run), burst)
-    asking = room - count < min(float(whole), f.window / 2.0) and asks(w, place, count, run)
+    room = max(min(part(w, first), room_of(w, first)), 1.0)
+    bursts = min(int(room) // burst, m.offered // burst, TRAIN_BURSTS)
+    count = whole = bursts * burst
+    if bursts < 2:
+        count, whole = min(int(room), burst, m.offered), burst
+    asking = room - count < min(float(whole), f.window / 2.0) and asks(w, first, count)
     if first_repair(w, first) != NONE:
         count, asking = 1, True
     pace(w, now, first, count)
     for left in range(count - 1, -1, -1):
-        leave_path(w, place)
-        recall(w, p.head)
-        send_chunk(w, now, p.head, 1 if asking and left % burst == 0 else 0)
-        keep(w, p.head)
+        flow = next_part(w, message)
+        recall(w, flow)
+        fresh = flows(w)[flow].next_new
+        send_chunk(w, now, flow, 1 if asking and left % burst == 0 else 0)
+        m.offered -= flows(w)[flow].next_new - fresh
+        keep(w, flow)
     return True
 
 
@@ -184,11 +238,14 @@ def on_pace(w: World, now: int, place: int) -> None:
 @compiled
 def join(w: World, now: int, flow: int) -> None:
     """A flow in portions starts: it leaves when all others have joined that start now."""
-    n = nodes(w)[flows(w)[flow].source]
-    join_path(w, flow)
+    f = flows(w)[flow]
+    n = nodes(w)[f.source]
+    flows(w)[f.message].offered += f.chunks
+    join_message(w, flow)
+    join_path(w, f.message)
     if not n.turn_armed:
         n.turn_armed = 1
-        set_timer(w, now, flows(w)[flow].source * EVENTS + TURN)
+        set_timer(w, now, f.source * EVENTS + TURN)
 
 
 @compiled
@@ -197,8 +254,9 @@ def wake(w: World, now: int, flow: int) -> None:
     f = flows(w)[flow]
     t = transports(w)[f.transport]
     if t.portions:
-        if not f.on_ring and has_work(w, flow):
-            join_path(w, flow)
+        if not f.in_parts and has_work(w, flow):
+            join_message(w, flow)
+        join_path(w, f.message)
         take_turns(w, now, f.source)
         return
     if t.card:

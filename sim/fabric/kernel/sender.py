@@ -124,34 +124,19 @@ def last_sample(w: World, flow: int) -> float:
 
 @compiled
 def part(w: World, flow: int) -> float:
-    """What leaves at once of a window in portions, packets: a part of it; a large one whole, unless round trips are long."""
+    """What leaves at once of a window in portions, packets: a part of it, or the whole."""
     f = flows(w)[flow]
-    t = transports(w)[f.transport]
-    whole = f.window * t.packet >= LARGE_BYTES and filtered(w, flow) < LONG_RTT_PS
-    return float(f.window if whole else f.window / t.portions)
+    return float(
+        f.window if paths(w)[path_of(w, flow)].whole else f.window / transports(w)[f.transport].portions
+    )
 
 
 @compiled
-def run_of(w: World, place: int) -> int:
-    """Packets of the oldest message of a path that may leave, more than a train at most."""
-    first = paths(w)[place].head
-    flow, total = first, 0
-    most = TRAIN_BURSTS * (BURST_BYTES // transports(w)[flows(w)[first].transport].packet)
-    while flow != NONE and flows(w)[flow].message == flows(w)[first].message and total <= most:
-        if not flows(w)[flow].sender_done:
-            total += flows(w)[flow].chunks - flows(w)[flow].next_new
-        flow = flows(w)[flow].ring_next
-    return total
-
-
-@compiled
-def alone(w: World, place: int) -> bool:
-    """Whether no other message of a path has something to send."""
-    first = paths(w)[place].head
-    flow = first
-    while flow != NONE and flows(w)[flow].message == flows(w)[first].message:
-        flow = flows(w)[flow].ring_next
-    return bool(flow == NONE)
+def set_part(w: World, flow: int) -> None:
+    """The window has changed: a large one leaves whole, unless round trips are long."""
+    f = flows(w)[flow]
+    large = f.window * transports(w)[f.transport].packet >= LARGE_BYTES
+    paths(w)[path_of(w, flow)].whole = large and filtered(w, flow) < LONG_RTT_PS
 
 
 @compiled
@@ -161,7 +146,7 @@ def worth_sending(w: World, flow: int) -> float:
     t = transports(w)[f.transport]
     if first_repair(w, flow) != NONE:
         return 1.0
-    train = float(min(run_of(w, path_of(w, flow)), TRAIN_BURSTS * (BURST_BYTES // t.packet)))
+    train = float(min(flows(w)[f.message].offered, TRAIN_BURSTS * (BURST_BYTES // t.packet)))
     return float(max(min(train, f.window / 2.0, part(w, flow)), 1.0))
 
 
@@ -174,7 +159,7 @@ def pace(w: World, now: int, flow: int, count: int) -> None:
         return
     packet_ps = rtt / ((SLOW_START_GAIN if f.slow_start else PACING_GAIN) * f.window)
     together = max(CATCH_UP_BYTES / transports(w)[f.transport].packet, part(w, flow) / 2.0)
-    late = int(min(TICK_PS, together * packet_ps))
+    late = int(TICK_PS if p.whole else min(TICK_PS, together * packet_ps))
     p.next_at = max(p.next_at, now - late) + int(count * packet_ps)
 
 
