@@ -96,6 +96,10 @@ def make_plan(scenario: Scenario, seed: int) -> Plan:
         tasks, paths = split(tasks, fabric, dead, scenario.transport.payload, rng)
     else:
         paths = hashed_paths(tasks, fabric, rng)
+        if scenario.transport.portions:  # from one port to one port, whatever the message
+            paths = rng.integers(fabric.paths, size=fabric.hosts**2)[
+                tasks.source * fabric.hosts + tasks.target
+            ]
     return Plan(scenario=scenario, fabric=fabric, seed=seed, tasks=tasks, paths=paths, ideal_loads=ideal)
 
 
