@@ -55,9 +55,10 @@ class Plan:
     @property
     def planned_ratio(self) -> float:
         """Most loaded link between switches over that of ideal spraying, in bytes of fixed paths; NaN if paths are not
-        fixed."""
-        inner = self.fabric.fabric_links()
-        if self.scenario.routing.policy not in FIXED_POLICIES or not self.ideal_loads[inner].any():
+        fixed, or flows leave theirs since a link is cut."""
+        inner, policy = self.fabric.fabric_links(), self.scenario.routing.policy
+        left = any(cut.down and (cut.at > 0 or policy == "ecmp") for cut in self.scenario.failures)
+        if policy not in FIXED_POLICIES or left or not self.ideal_loads[inner].any():
             return float("nan")
         loads = fixed_loads(self.tasks, self.fabric, self.paths)
         return float(loads[inner].max() / self.ideal_loads[inner].max())

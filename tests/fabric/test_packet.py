@@ -14,7 +14,7 @@ from dblp.sim.fabric.packet import Plan, make_plan, run_packet, run_plan
 from dblp.sim.fabric.scenario import Scenario
 from dblp.sim.fabric.splitting import sprayed_loads
 from dblp.units import Seconds
-from tests.fabric.scenarios import MODELS, POLICIES, leaf_spine, star
+from tests.fabric.scenarios import MODELS, POLICIES, SWITCHES, leaf_spine, star
 
 pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes on a busy machine
 
@@ -575,12 +575,12 @@ def test_hosts_that_are_cut_off_fail_their_flows_alone():
     assert (np.isnan(outcome.times_s) == touched).all()
 
 
-@pytest.mark.parametrize("model", ["dblp", "dctcp", "tcp"])
+@pytest.mark.parametrize("model", MODELS)
 def test_flows_that_start_together_starve_nobody(model):
     """Eight equal flows to one port, twenty seeds: each host's mean place at the finish is the middle one, 3.5, within four
     of its standard deviations of 2.29 / sqrt(20)."""
     table = {"workload__kind": "incast", "workload__size": "256K", "topology__hosts": 9, "jitter": 50e-9}
-    switch = {"buffer": "512K", "classes": [{"mark_min": "60K"}]}
+    switch = SWITCHES.get(model, {"buffer": "512K", "classes": [{"mark_min": "60K"}]})
     runs = [run_packet(star(transport__model=model, switch=switch, **table), seed) for seed in range(20)]
     places = np.array([np.argsort(np.argsort(run.flows["finish_s"])) for run in runs])
     assert all(run.ended == "done" for run in runs)
