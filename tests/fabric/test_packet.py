@@ -311,6 +311,28 @@ def test_every_loss_ends(model, loss):
     assert np.isnan(outcome.times_s).all() == (loss == 1.0)
 
 
+@pytest.mark.parametrize("loss", [0.0, 1e-6, 0.5, 1.0])
+@pytest.mark.parametrize("bound", [0.0, 0.1])
+@pytest.mark.parametrize("stop", ["stall", "eager"])
+def test_every_loss_ends_in_portions(stop, bound, loss):
+    patient = {
+        "transport__max_timeouts": 40,
+        "until": 1e6,
+        "transport__loss_bound": bound,
+        "transport__stop": stop,
+    }
+    sends = {
+        "transport__card": True,
+        "transport__portions": 4,
+        "workload__segment": "1.4K",
+        "workload__size": "64K",
+    }
+    failures = [{"link": "hosts", "loss": loss, "one_way": True}]
+    outcome = run_packet(leaf_spine("dblp", "ecmp", failures=failures, **sends, **patient))
+    assert outcome.ended == ("failed" if loss == 1.0 else "done")
+    assert_conserved(outcome)
+
+
 def test_time_that_is_over_ends_a_run():
     outcome = run_packet(leaf_spine(until=20e-6))
     assert outcome.ended == "until"
