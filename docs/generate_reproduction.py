@@ -33,7 +33,7 @@ dblp sim run ethereal --resume results/ --picture e.png     # goes on where it w
 ```
 
 Each prints its table, the paper's figures beside its own, and why they differ. Simulated times do not depend on the machine.
-Yours is a TOML file: copy one of `sim/experiments` and change its scenario, arms or axes (docs/fabric.md, "The description").
+Yours is a TOML file: copy one of `sim/experiments` and change its scenario, arms or axes (docs/fabric.md, "An experiment").
 
 This page is made from all of them:
 

@@ -19,23 +19,28 @@ from dblp.sim.fabric.graph import Graph, Ints
 
 Hosts = npt.NDArray[np.int64]
 Algorithm = Callable[[Graph, Hosts, int, Ints, int], Ints]
-Pipelined = Callable[[Graph, Hosts, int, Ints, int, int], Ints]
+Pipelined = Callable[[Graph, Hosts, int, Ints, int, int, int], Ints]
 SEGMENTS = 8
 """Pieces in which each tree's half is pipelined."""
 
 
-def ring(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, segment: int = 0) -> Ints:
+def ring(
+    graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, segment: int = 0, chunk: int = 1
+) -> Ints:
     """2 (n - 1) steps; in each, every rank sends a shard to the next and waits for that of the one before. With ``segment``,
-    bytes, each such part of a shard goes on when it has come."""
+    bytes, each such part of a shard goes on when it has come, see ``_parts``."""
     count = len(hosts)
+    ranks = np.arange(count)
     following = np.roll(hosts, -1)
-    parts = _parts(-(-nbytes // count), segment)
+    parts = _parts(nbytes, count, segment, chunk)
     before = [starts] * len(parts)
     for step in range(2 * (count - 1)):
         leg = int(step >= count - 1)
         batch = graph.next_batch()
-        for number, size in enumerate(parts):
-            flows = graph.flows(hosts, following, size, leg=leg, cls=cls, batch=batch)
+        for number, sizes in enumerate(parts):
+            flows = graph.flows(
+                hosts, following, sizes[(ranks - step) % count], leg=leg, cls=cls, batch=batch, message=batch
+            )
             graph.order(before[number], flows)
             if 0 < step < count - 1:
                 graph.order(starts, flows)  # the own gradient is added at each step of the first leg
@@ -46,16 +51,18 @@ def ring(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, se
     return ends
 
 
-def direct(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, segment: int = 0) -> Ints:
+def direct(
+    graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, segment: int = 0, chunk: int = 1
+) -> Ints:
     """Every rank sends each other its shard, adds what it gets, and sends every other the sum. With ``segment``, bytes, each such
-    part of the sum leaves when it is there."""
-    parts = _parts(-(-nbytes // len(hosts)), segment)
+    part of the sum leaves when it is there, see ``_parts``."""
+    parts = _parts(nbytes, len(hosts), segment, chunk)
     batch = graph.next_batch()
-    sums = [_exchange(graph, hosts, size, starts, cls, leg=0, batch=batch) for size in parts]
+    sums = [_exchange(graph, hosts, sizes, starts, cls, leg=0, batch=batch) for sizes in parts]
     batch = graph.next_batch()
     done = [
-        _exchange(graph, hosts, size, middle, cls, leg=1, batch=batch)
-        for size, middle in zip(parts, sums, strict=True)
+        _exchange(graph, hosts, sizes, middle, cls, leg=1, batch=batch)
+        for sizes, middle in zip(parts, sums, strict=True)
     ]
     if len(done) == 1:
         return done[0]
@@ -65,19 +72,27 @@ def direct(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int = 0, 
     return ends
 
 
-def _parts(nbytes: int, segment: int) -> list[int]:
-    """Bytes of the segments of a shard; 0: it is one."""
+def _parts(nbytes: int, count: int, segment: int, chunk: int) -> list[Ints]:
+    """Bytes of each of ``count`` shards, in the parts in which they go on. ``segment`` 0: as a whole, and all are equal; else, as
+    the collectives do, shards are cut between chunks."""
     if not segment:
-        return [nbytes]
-    return [min(segment, nbytes - low) for low in range(0, nbytes, segment)]
+        return [np.full(count, -(-nbytes // count))]
+    chunks = -(-nbytes // chunk)
+    ranks, largest = np.arange(count), -(-chunks // count)
+    firsts, ends = (chunks // count * rank + np.minimum(rank, chunks % count) for rank in (ranks, ranks + 1))
+    most = max(segment // chunk, 1)
+    edges = np.minimum(np.arange(0, largest + most, most)[:, None] + firsts, ends)
+    return list(np.diff(np.minimum(edges * chunk, nbytes), axis=0))
 
 
-def _exchange(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int, leg: int, batch: int) -> Ints:
-    """Each to each other, the next one first."""
+def _exchange(graph: Graph, hosts: Hosts, sizes: Ints, starts: Ints, cls: int, leg: int, batch: int) -> Ints:
+    """Each to each other, the next one first: the peer's shard, of these ``sizes``, then the own."""
     ends = graph.tasks(hosts)
     graph.order(starts, ends)
     for step in range(1, len(hosts)):
-        flows = graph.flows(hosts, np.roll(hosts, -step), nbytes, leg=leg, cls=cls, batch=batch)
+        peers = np.roll(hosts, -step)
+        nbytes = sizes if leg else np.roll(sizes, -step)
+        flows = graph.flows(hosts, peers, nbytes, leg=leg, cls=cls, batch=batch, message=batch)
         graph.order(starts, flows)
         graph.order(flows, np.roll(ends, -step))
     return ends
@@ -171,7 +186,8 @@ def _in_groups(
 ) -> Ints:
     ends = np.empty(len(hosts), np.int64)
     for members in places:
-        ends[members] = _exchange(graph, hosts[members], shard, starts[members], cls, leg, graph.next_batch())
+        sizes = np.full(len(members), shard)
+        ends[members] = _exchange(graph, hosts[members], sizes, starts[members], cls, leg, graph.next_batch())
     return ends
 
 

@@ -62,7 +62,7 @@ class FabricNetwork(Network):
             seed,
             link=Link(latency_s=scenario.topology.host_link.delay),
             host=HostSpec(egress_bps=scenario.topology.host_link.rate),
-            interrupt_s=self._portion_s,
+            interrupt_s=self._portion_s * (PORTION_PACKETS - 1) / PORTION_PACKETS,
         )
         self.fabric = fabric
         self.rate_bps = float(scenario.topology.host_link.rate)
@@ -99,6 +99,7 @@ class FabricNetwork(Network):
             return
         node = int(self.fabric.targets[link])
         if node < self.fabric.hosts:
+            arrival.at = self.loop.time()  # not when it left the port: round trips are measured by it
             self._arrive(arrival, target)
             return
         onward = self.fabric.next_link(node, _host(target), self.path_of(arrival.source))

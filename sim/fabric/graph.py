@@ -21,6 +21,7 @@ _COLUMNS = {
     "cls": np.int8,
     "leg": np.int8,
     "batch": np.int64,
+    "message": np.int64,
     "latency_s": np.float64,
     "timed": np.bool_,
 }
@@ -42,6 +43,8 @@ class Tasks:
     """Index of its transport: 0 the first leg's, 1 the second's, 2 the background's, 3 of microbursts (T)."""
     batch: Ints
     """Flows of one source with one number start together (T)."""
+    message: Ints
+    """Flows of one source to one target with one number are parts of one message; 0: it is whole (T)."""
     latency_s: Floats
     """From when it may start until it does (T)."""
     timed: npt.NDArray[np.bool_]
@@ -81,13 +84,14 @@ class Graph:
         leg: int = 0,
         cls: npt.ArrayLike = 0,
         batch: int = 0,
+        message: int = 0,
         latency_s: npt.ArrayLike = 0.0,
         timed: bool = True,
     ) -> Ints:
         """Add flows, arguments broadcast against each other; returns their numbers. What a host would send itself is a task."""
         given = {
             "source": sources, "target": targets, "bytes": nbytes, "cls": cls, "leg": leg,
-            "batch": batch, "latency_s": latency_s, "timed": timed,
+            "batch": batch, "message": message, "latency_s": latency_s, "timed": timed,
         }  # fmt: skip
         rows = np.broadcast_arrays(*given.values())
         size = rows[0].size

@@ -26,6 +26,10 @@ SLICE_EVENTS = 4_000_000
 SAMPLES = 256
 MOST_SAMPLED_LINKS = 8_192
 FIRST_SAMPLE_PS = 1_000_000
+BURST_BYTES = 65_507
+"""Most that leaves in one call, see ``kernel.sender``."""
+MESSAGE_PORTIONS = 4
+"""Parts in which a message leaves at most while a hop works on it (``dblp.transport.outgoing.PORTIONS``)."""
 FIXED_POLICIES = ("ecmp", "ethereal")
 FLOW_FIELDS = np.dtype(
     [
@@ -51,9 +55,10 @@ class Plan:
     @property
     def planned_ratio(self) -> float:
         """Most loaded link between switches over that of ideal spraying, in bytes of fixed paths; NaN if paths are not
-        fixed."""
-        inner = self.fabric.fabric_links()
-        if self.scenario.routing.policy not in FIXED_POLICIES or not self.ideal_loads[inner].any():
+        fixed, or flows leave theirs since a link is cut."""
+        inner, policy = self.fabric.fabric_links(), self.scenario.routing.policy
+        left = any(cut.down and (cut.at > 0 or policy == "ecmp") for cut in self.scenario.failures)
+        if policy not in FIXED_POLICIES or left or not self.ideal_loads[inner].any():
             return float("nan")
         loads = fixed_loads(self.tasks, self.fabric, self.paths)
         return float(loads[inner].max() / self.ideal_loads[inner].max())
@@ -92,6 +97,10 @@ def make_plan(scenario: Scenario, seed: int) -> Plan:
         tasks, paths = split(tasks, fabric, dead, scenario.transport.payload, rng)
     else:
         paths = hashed_paths(tasks, fabric, rng)
+        if scenario.transport.portions:  # from one port to one port, whatever the message
+            paths = rng.integers(fabric.paths, size=fabric.hosts**2)[
+                tasks.source * fabric.hosts + tasks.target
+            ]
     return Plan(scenario=scenario, fabric=fabric, seed=seed, tasks=tasks, paths=paths, ideal_loads=ideal)
 
 
@@ -196,14 +205,40 @@ def _flows(plan: Plan) -> k.Array:
         _leg_fields(flows, mine, spec)
         rtt = fabric.base_rtts(tasks.source[mine], tasks.target[mine], spec.packet, spec.ack)
         flows["base_rtt"][mine] = np.round(rtt * 1e12)
+    flows["message"] = _last_parts(tasks)
+    most = [max(BURST_BYTES // spec.packet, 1) for spec in specs]
+    whole = np.bincount(flows["message"], flows["chunks"], len(flows)).astype(np.int64)
+    flows["portion"] = np.clip(whole // MESSAGE_PORTIONS, 1, np.array(most)[flows["transport"]])
     flows["first_chunk"] = np.cumsum(flows["chunks"]) - flows["chunks"]
     flows["highest"], flows["newest_sent"] = -1, -1
     flows["threshold"] = np.inf
     flows["alpha"], flows["slow_start"] = 1.0, 1
     flows["last_cut"] = -(1 << 60)
-    for name in ("repair_head", "repair_tail", "out_head", "out_tail", "pull_next", "ring_next", "detour"):
+    for name in (
+        "repair_head",
+        "repair_tail",
+        "out_head",
+        "out_tail",
+        "pull_next",
+        "ring_next",
+        "detour",
+        "air_next",
+        "part_head",
+        "part_tail",
+        "part_next",
+    ):
         flows[name] = k.NONE
     return flows
+
+
+def _last_parts(tasks: Tasks) -> Ints:
+    """For each flow the last part of its message: itself, if it is whole."""
+    last = np.arange(len(tasks.source))
+    parts = np.flatnonzero((tasks.message > 0) & (tasks.bytes > 0))
+    keys = np.stack([tasks.message[parts], tasks.source[parts], tasks.target[parts]])
+    _, first_from_end, group = np.unique(keys[:, ::-1], axis=1, return_index=True, return_inverse=True)
+    last[parts[::-1]] = parts[::-1][first_from_end][group.ravel()]
+    return last
 
 
 def _leg_fields(flows: k.Array, mine: Ints, spec: TransportSpec) -> None:
@@ -298,6 +333,9 @@ def _nodes(fabric: Fabric) -> k.Array:
     rows["up_first"], rows["up_count"], rows["stride"] = fabric.up_first, fabric.up_count, fabric.strides
     rows["pull_head"] = rows["pull_tail"] = k.NONE
     rows["turn"] = np.arange(len(rows))
+    rows["peer"][: fabric.hosts] = (
+        np.arange(fabric.hosts) + 1
+    ) % fabric.hosts  # else all might turn to the same one first
     return rows
 
 
@@ -334,7 +372,7 @@ def _empty(count: int) -> k.Array:
 
 def _paths(count: int) -> k.Array:
     rows = np.zeros(count, k.PATH)
-    rows["head"] = rows["tail"] = k.NONE
+    rows["head"] = rows["tail"] = rows["air_head"] = k.NONE
     return rows
 
 

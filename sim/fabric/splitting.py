@@ -96,7 +96,7 @@ def _with_parts(tasks: Tasks, paths: Ints, parents: Ints, routes: list[list[int]
     before, after = _rewired(tasks, parents, counts, of_part, parts)
     columns: dict[str, Any] = {
         name: np.append(getattr(tasks, name), getattr(tasks, name)[of_part])
-        for name in ("source", "cls", "leg", "batch", "timed")
+        for name in ("source", "cls", "leg", "batch", "message", "timed")
     }
     grown = replace(
         tasks,

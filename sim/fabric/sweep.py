@@ -28,8 +28,10 @@ from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.packet import prepare, run_packet
 from dblp.sim.fabric.reaction import reactions
 
-SHOWN_FLOWS = 2_000
-"""Flows of a case that its picture may show."""
+SHOWN_HOSTS = 64
+"""Hosts whose flows a picture shows, the first."""
+SEEN_SHARE = 0.002
+"""Of a run: gaps between flows that are too short to be seen in a picture."""
 SHOWN_LINKS = 8
 HELP_AFTER_S = 4.0
 """Time after which further processes join a sweep. About what one takes to start and to load the machine code: a sweep that is
@@ -93,18 +95,37 @@ def run_case(case: Case, pictured: bool = False) -> CaseResult:
 
 
 def _picture(outcome: Outcome) -> dict[str, Any]:
-    """The busiest ports' backlogs, the loads of all links, the first flows."""
+    """The busiest ports' backlogs, the loads of all links, when hosts were sending."""
     inner = [n for n, name in enumerate(outcome.link_names) if not name.startswith("h")]
     peaks = outcome.series[:, inner].max(axis=0) if outcome.series.size else np.zeros(len(inner))
     shown = [inner[n] for n in np.argsort(-peaks, kind="stable")[:SHOWN_LINKS]]
-    flows = outcome.flows[:SHOWN_FLOWS]
     return {
         "series_s": outcome.series_s.tolist(),
         "series": {outcome.link_names[n]: outcome.series[:, n].tolist() for n in shown}
         if outcome.series.size
         else {},
         "loads": dict(zip(outcome.link_names, outcome.link_bytes.tolist(), strict=True)),
-        "flows": {name: flows[name].tolist() for name in ("source", "leg", "start_s", "finish_s")},
+        "flows": _sending(outcome.flows),
+    }
+
+
+def _sending(flows: np.ndarray[Any, Any]) -> dict[str, list[Any]]:
+    """From when to when each host had a flow of each leg under way: flows that overlap, or nearly meet, are one row."""
+    shown = flows[
+        (flows["source"] < SHOWN_HOSTS) & np.isfinite(flows["start_s"]) & np.isfinite(flows["finish_s"])
+    ]
+    rows: list[list[Any]] = []
+    if len(shown):
+        gap = SEEN_SHARE * float(shown["finish_s"].max() - shown["start_s"].min())
+        order = np.lexsort((shown["start_s"], shown["leg"], shown["source"]))
+        columns = (shown[name][order].tolist() for name in ("source", "leg", "start_s", "finish_s"))
+        for source, leg, start, finish in zip(*columns, strict=True):
+            if rows and rows[-1][:2] == [source, leg] and start <= rows[-1][3] + gap:
+                rows[-1][3] = max(rows[-1][3], finish)
+            else:
+                rows.append([source, leg, start, finish])
+    return {
+        name: [row[at] for row in rows] for at, name in enumerate(("source", "leg", "start_s", "finish_s"))
     }
 
 

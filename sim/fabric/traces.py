@@ -1,8 +1,8 @@
 """Traces of a training step: the layers of a model, their gradients' bytes, and the times that their passes take.
 
 A trace is a JSON file: ``name``, ``source``, ``step_s`` (both passes of one step, without communication) and ``layers``,
-front first, each with ``name``, ``bytes`` and ``flops``. Sizes come from torch models (``dblp sim trace``); times are
-``step_s`` shared out by flops, the backward pass taking twice the forward's, which is what its two products cost.
+front first, each with ``name``, ``bytes`` and ``flops``. Sizes come from published shapes or a torch model (``dblp sim trace``);
+times are ``step_s`` shared out by flops, the backward pass taking twice the forward's, which is what its two products cost.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 
 from dblp.sim.fabric.algorithms import PIPELINED, PLAIN, hierarchical, ps
 from dblp.sim.fabric.graph import Floats, Graph, Ints, Tasks
-from dblp.sim.fabric.scenario import Scenario, WorkloadSpec
+from dblp.sim.fabric.scenario import Scenario
 from dblp.sim.fabric.topology import Fabric
 from dblp.sim.fabric.traces import Bucket, Trace, buckets, load_trace
 
@@ -38,7 +38,7 @@ def make_tasks(scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> 
     _WORKLOADS[scenario.workload.kind](graph, scenario, fabric, rng)
     _background(graph, scenario, rng)
     _bursts(graph, scenario, rng)
-    return _delayed(graph.build(), scenario, rng)
+    return _delayed(graph.build(), scenario, fabric, rng)
 
 
 def mean_size(sizes: str, fixed: int) -> float:
@@ -60,9 +60,10 @@ def draw_sizes(sizes: str, fixed: int, count: int, rng: np.random.Generator) -> 
 
 
 def all_reduce(
-    graph: Graph, load: WorkloadSpec, fabric: Fabric, hosts: Ints, starts: Ints, nbytes: int, cls: int
+    graph: Graph, scenario: Scenario, fabric: Fabric, hosts: Ints, starts: Ints, nbytes: int, cls: int
 ) -> Ints:
     """One all-reduce by the workload's algorithm; returns what each rank ends with."""
+    load, chunk = scenario.workload, scenario.transport.payload
     if load.algorithm == "ps":
         return ps(graph, hosts, nbytes, starts, cls, load.servers)
     if load.algorithm == "hierarchical":
@@ -70,7 +71,7 @@ def all_reduce(
         under_first = int((leaves[hosts] == leaves[hosts[0]]).sum())
         return hierarchical(graph, hosts, nbytes, starts, cls, load.group or under_first)
     if load.algorithm in PIPELINED:
-        return PIPELINED[load.algorithm](graph, hosts, nbytes, starts, cls, load.segment)
+        return PIPELINED[load.algorithm](graph, hosts, nbytes, starts, cls, load.segment, chunk)
     return PLAIN[load.algorithm](graph, hosts, nbytes, starts, cls)
 
 
@@ -80,7 +81,7 @@ def _rounds(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.Gen
     ends = graph.tasks(hosts)
     for _ in range(load.rounds):
         starts = ends
-        ends = all_reduce(graph, load, fabric, hosts, starts, load.size, cls=0)
+        ends = all_reduce(graph, scenario, fabric, hosts, starts, load.size, cls=0)
         graph.rounds.append((starts, ends))
 
 
@@ -92,13 +93,13 @@ def _training(graph: Graph, scenario: Scenario, fabric: Fabric, rng: np.random.G
     done = [graph.tasks(hosts)] * len(parts)
     for _ in range(load.steps):
         first = done
-        done = _step(graph, load, fabric, hosts, trace, parts, done)
+        done = _step(graph, scenario, fabric, hosts, trace, parts, done)
         graph.rounds.append((np.concatenate(first), np.concatenate(done)))
 
 
 def _step(
     graph: Graph,
-    load: WorkloadSpec,
+    scenario: Scenario,
     fabric: Fabric,
     hosts: Ints,
     trace: Trace,
@@ -107,6 +108,7 @@ def _step(
 ) -> list[Ints]:
     """One training step. ``fresh``: for each bucket, front layers first, what each rank's parameters wait for; returns the
     same for the next step."""
+    load = scenario.workload
     last = fresh[0]
     for part, ready in zip(parts, fresh, strict=True):
         compute = graph.tasks(hosts, part.forward_s)
@@ -125,7 +127,7 @@ def _step(
         cls = min(place * (LOWEST_CLASS + 1) // len(parts), LOWEST_CLASS) if load.layer_classes else 0
         nbytes = max(round(part.nbytes * load.bytes_scale), 4)
         starts = there if load.overlap else last
-        done.append(all_reduce(graph, load, fabric, hosts, starts, nbytes, cls))
+        done.append(all_reduce(graph, scenario, fabric, hosts, starts, nbytes, cls))
     return done[::-1]
 
 
@@ -212,9 +214,12 @@ def _pairs(hosts: int, count: int, rng: np.random.Generator) -> tuple[Ints, Ints
     return sources, (sources + rng.integers(1, hosts, size=count)) % hosts
 
 
-def _delayed(tasks: Tasks, scenario: Scenario, rng: np.random.Generator) -> Tasks:
-    """Add each flow's jitter and, to the workload's, a log-normal latency whose P99 is ``tail`` times its median."""
+def _delayed(tasks: Tasks, scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> Tasks:
+    """Add each flow's jitter and, to the workload's, a log-normal latency whose P99 is ``tail`` times its median. What sends in
+    portions has the jitter of its host: it posts all at once."""
     extra: Floats = rng.uniform(0.0, scenario.jitter, len(tasks.source)) if scenario.jitter else np.zeros(1)
+    if scenario.transport.portions and scenario.jitter:
+        extra = rng.uniform(0.0, scenario.jitter, fabric.hosts)[tasks.source]
     load = scenario.workload
     if load.latency:
         sigma = math.log(load.tail) / Z99

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import pytest
 
 from dblp.errors import ConfigError
@@ -274,6 +277,50 @@ def test_claims_are_of_arms_and_points_that_are_there(claim, says):
 def test_a_name_that_is_near_is_told():
     with pytest.raises(ConfigError, match="did you mean 'ethereal'"):
         load_experiment("etherreal")
+
+
+MINE = """
+from torch import nn
+
+def model():
+    head = nn.Linear(8, 8, bias=False)
+    tied = nn.Linear(8, 8, bias=False)
+    tied.weight = head.weight
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), head, tied)
+
+number = int
+"""
+
+
+def test_any_torch_model_gives_a_trace(tmp_path, monkeypatch, capsys):
+    from dblp.cli.main import run
+
+    (tmp_path / "mine_for_a_trace.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    command = ["sim", "trace", "mine_for_a_trace:model", "--output", "mine.json"]
+    assert run([*command, "--sample", "3x32x32", "--batch", "4", "--rate", "1e9"]) == 0
+    trace = load_trace("mine.json")
+    assert [layer.nbytes for layer in trace.layers] == [
+        4 * 3 * 8 * 9,
+        4 * 2 * 8,
+        4 * 64,
+        0,
+    ]  # the weight is tied
+    flops = np.array([2 * 3 * 8 * 9 * 16 * 16, 0, 2 * 64, 2 * 64])
+    times = [layer.forward_s + layer.backward_s for layer in trace.layers]
+    assert times == pytest.approx(3 * 4 * flops / 1e9)
+    for arguments, says in (
+        (["--sample", "3x0"], "a shape is needed"),
+        (["--sample", "8"], "does not take a sample"),
+        ([], "goes with a model MODULE:NAME"),
+    ):
+        assert run([*command, *arguments]) == 2
+        assert says in capsys.readouterr().err
+    for name in ("nothing", "number"):
+        assert run(["sim", "trace", f"mine_for_a_trace:{name}", "--output", "a.json", "--sample", "8"]) == 2
+        assert f"mine_for_a_trace:{name}" in capsys.readouterr().err
 
 
 def test_the_trace_command_says_what_it_wrote(tmp_path, capsys):

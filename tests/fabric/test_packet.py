@@ -14,7 +14,7 @@ from dblp.sim.fabric.packet import Plan, make_plan, run_packet, run_plan
 from dblp.sim.fabric.scenario import Scenario
 from dblp.sim.fabric.splitting import sprayed_loads
 from dblp.units import Seconds
-from tests.fabric.scenarios import MODELS, POLICIES, leaf_spine, star
+from tests.fabric.scenarios import MODELS, POLICIES, SWITCHES, leaf_spine, star
 
 pytestmark = pytest.mark.timeout(600)  # the machine code is made once, minutes on a busy machine
 
@@ -150,6 +150,86 @@ def test_flows_in_portions_share_their_paths_window_and_leave_in_order():
     assert first == pytest.approx(alone.times_s[0], abs=1e-12)
 
 
+def test_a_host_turns_from_peer_to_peer():
+    """Four packets to each in turn: both are done within four packets, and not one after another."""
+    outcome = run_flows(star(**PORTIONS), lambda graph: graph.flows(0, [1, 2], 100 * PAYLOAD))
+    first, second = outcome.flows["finish_s"]
+    assert second == pytest.approx(200 * S_A_PACKET, rel=0.02)
+    assert 0.0 < second - first < 5 * S_A_PACKET
+
+
+def test_parts_of_a_message_are_answered_as_one():
+    """A hundred parts of a packet that are all there leave, and are answered, as one flow of a hundred packets does."""
+
+    def parts(graph: Graph) -> None:
+        for _ in range(100):
+            graph.flows(0, 1, PAYLOAD, message=1)
+
+    whole = run_flows(star(**PORTIONS), lambda graph: graph.flows(0, 1, 100 * PAYLOAD))
+    outcome = run_flows(star(**PORTIONS), parts)
+    assert outcome.counts["sent"] == whole.counts["sent"] == (100, 25)
+    assert outcome.flows["finish_s"].max() == pytest.approx(whole.times_s[0], abs=1e-12)
+
+
+def late_part(graph: Graph) -> None:
+    """A message of nine packets, the last of which is there 20 ms after the others."""
+    graph.flows(0, 1, 8 * PAYLOAD, message=1)
+    graph.order(graph.tasks(0, 20e-3), graph.flows(0, 1, PAYLOAD, message=1))
+
+
+def test_what_does_not_ask_is_told_of_after_a_while():
+    """The window has room for as much again, so nothing is asked; the receiver tells of it 4 ms later, before the sender's
+    timeout, and then that it has all."""
+    wide = {**PORTIONS, "transport__initial_window": 400 * PACKET, "transport__min_rto": "8ms"}
+    outcome = run_flows(star(**wide), late_part)
+    assert outcome.counts["sent"] == (9, 2)
+    assert outcome.flows["finish_s"].max() == pytest.approx(20e-3 + 2 * (DELAY_S + S_A_PACKET), abs=1e-9)
+
+
+def test_what_shares_a_window_shares_a_path():
+    one_port = {
+        "transport__card": True,
+        "transport__portions": 4,
+        "workload__size": "1M",
+        "workload__segment": "1.4K",
+    }
+    plan = make_plan(leaf_spine("dblp", "ecmp", **one_port), 0)
+    pairs: dict[tuple[int, int], set[int]] = {}
+    for source, target, path in zip(plan.tasks.source, plan.tasks.target, plan.paths, strict=True):
+        pairs.setdefault((source, target), set()).add(path)
+    assert all(len(paths) == 1 for paths in pairs.values())
+    assert len(set.union(*pairs.values())) == 4
+
+
+def test_less_than_a_portion_waits_for_more():
+    """A message of nine packets leaves in portions of two at least: the first, alone, waits 20 ms for the others."""
+
+    def parts(graph: Graph) -> None:
+        graph.flows(0, 1, PAYLOAD, message=1)
+        graph.order(graph.tasks(0, 20e-3), graph.flows(0, 1, 8 * PAYLOAD, message=1))
+
+    outcome = run_flows(star(**PORTIONS), parts)
+    assert outcome.flows["finish_s"].min() > 20e-3
+
+
+def test_where_round_trips_are_long_a_window_is_paced():
+    """A window of 400 packets over 8 ms: what waits at the host is a portion of it, not all."""
+    far = {"topology__host_link": {"rate": "10gbit", "delay": "2ms"}, "switch__buffer": "8M"}
+    wide = {**PORTIONS, "transport__initial_window": 400 * PACKET}
+    outcome = run_flows(star(**far, **wide), lambda graph: graph.flows(0, 1, 2000 * PAYLOAD))
+    assert outcome.ended == "done"
+    peak = outcome.link_peak[outcome.link_names.index("h0>switch")]
+    assert 80 * PACKET < peak <= 100 * PACKET
+
+
+def test_shards_in_parts_are_cut_between_chunks():
+    """As the collectives cut them: 10 chunks and a short one over 4 ranks are 3, 3, 3 and 2."""
+    load = {"workload__size": 10 * PAYLOAD + 8, "workload__segment": PAYLOAD, "workload__algorithm": "ring"}
+    flows = run_packet(star(**load)).flows
+    assert sorted(set(flows["bytes"].tolist())) == [8, PAYLOAD]
+    assert (flows["bytes"] == PAYLOAD).sum() == 6 * 10
+
+
 def test_what_a_portion_lost_is_asked_for_and_repaired():
     """Half of the data is lost at first, answered packets among it: after a timeout the sender asks, and repairs what lacks."""
     failures = [{"link": "h0-switch", "loss": 0.5, "until": "100us", "one_way": True, "data_only": True}]
@@ -229,6 +309,28 @@ def test_every_loss_ends(model, loss):
     assert outcome.ended == ("failed" if loss == 1.0 else "done")
     assert_conserved(outcome)
     assert np.isnan(outcome.times_s).all() == (loss == 1.0)
+
+
+@pytest.mark.parametrize("loss", [0.0, 1e-6, 0.5, 1.0])
+@pytest.mark.parametrize("bound", [0.0, 0.1])
+@pytest.mark.parametrize("stop", ["stall", "eager"])
+def test_every_loss_ends_in_portions(stop, bound, loss):
+    patient = {
+        "transport__max_timeouts": 40,
+        "until": 1e6,
+        "transport__loss_bound": bound,
+        "transport__stop": stop,
+    }
+    sends = {
+        "transport__card": True,
+        "transport__portions": 4,
+        "workload__segment": "1.4K",
+        "workload__size": "64K",
+    }
+    failures = [{"link": "hosts", "loss": loss, "one_way": True}]
+    outcome = run_packet(leaf_spine("dblp", "ecmp", failures=failures, **sends, **patient))
+    assert outcome.ended == ("failed" if loss == 1.0 else "done")
+    assert_conserved(outcome)
 
 
 def test_time_that_is_over_ends_a_run():
@@ -495,12 +597,12 @@ def test_hosts_that_are_cut_off_fail_their_flows_alone():
     assert (np.isnan(outcome.times_s) == touched).all()
 
 
-@pytest.mark.parametrize("model", ["dblp", "dctcp", "tcp"])
+@pytest.mark.parametrize("model", MODELS)
 def test_flows_that_start_together_starve_nobody(model):
     """Eight equal flows to one port, twenty seeds: each host's mean place at the finish is the middle one, 3.5, within four
     of its standard deviations of 2.29 / sqrt(20)."""
     table = {"workload__kind": "incast", "workload__size": "256K", "topology__hosts": 9, "jitter": 50e-9}
-    switch = {"buffer": "512K", "classes": [{"mark_min": "60K"}]}
+    switch = SWITCHES.get(model, {"buffer": "512K", "classes": [{"mark_min": "60K"}]})
     runs = [run_packet(star(transport__model=model, switch=switch, **table), seed) for seed in range(20)]
     places = np.array([np.argsort(np.argsort(run.flows["finish_s"])) for run in runs])
     assert all(run.ended == "done" for run in runs)

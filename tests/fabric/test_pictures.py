@@ -13,7 +13,7 @@ from dblp.cli.sim.command import headings, print_whole, records_table
 from dblp.cli.sim.palette import axis_names, logarithmic, point_text, whole_numbers
 from dblp.cli.sim.pictures import draw
 from dblp.sim.fabric.experiment import read_experiment
-from dblp.sim.fabric.sweep import CaseResult, records
+from dblp.sim.fabric.sweep import CaseResult, records, run_case
 
 STAR = """
 title = "star"
@@ -101,10 +101,26 @@ def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
     assert [bar.get_height() for bar in loads.patches] == pytest.approx([2.4, 0.8, 0.8, 0.8] + [0.8] * 4)
     ports = panels["reps: busiest ports"]
     assert [line.get_label() for line in ports.lines] == ["switch>h0"], "the other had no backlog"
-    for axis in (loads.xaxis, panels["reps: flows (blue: first leg)"].yaxis):
+    for axis in (loads.xaxis, panels["reps: first leg blue, second red"].yaxis):
         assert all(float(place).is_integer() for place in axis.get_ticklocs())
+    figure.canvas.draw()
+    for name in ("mean completion", "reps: busiest ports", "reps: link loads"):
+        axes = panels[name]
+        assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1, "beside, not over"
     labels = [label.get_text() for label in panels["mean completion"].get_xticklabels()]
     assert labels[0] == "size 64K\nmin_rto 1ms\nloss 0.0"
+
+
+def test_a_time_line_shows_both_legs_of_a_run_of_many_flows():
+    """Each host has 2 x 3 x 747 flows of a chunk here; those of a leg that overlap are one bar."""
+    table = STAR.replace('size = "64K"', 'size = "4M", segment = "1.4K"')
+    case = read_experiment("star", table.split("[axes]")[0]).cases([0])[0]
+    flows = run_case(case, pictured=True).picture["flows"]
+    assert set(zip(flows["source"], flows["leg"], strict=True)) == {
+        (host, leg) for host in range(4) for leg in (0, 1)
+    }
+    assert len(flows["source"]) < 100
+    assert max(flows["finish_s"]) == pytest.approx(run_case(case).times_s[0], rel=0.01)
 
 
 def test_axes_have_plain_numbers():

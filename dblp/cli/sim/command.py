@@ -111,10 +111,17 @@ def list_experiments() -> None:
 
 @sim.command("trace")
 def make_model_trace(
-    model: Annotated[str, typer.Argument(help="resnet50, vgg16 or gpt2.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="resnet50, vgg16, gpt2, or MODULE:NAME, a call that gives a torch.nn.Module."),
+    ],
     output: Annotated[Path, typer.Option(help="The JSON file to write.")],
     batch: Annotated[int, typer.Option(help="Samples of a step and worker; 0: the model's own.")] = 0,
     rate: Annotated[float, typer.Option(help="FLOP/s of a worker; 0: half of a V100.")] = 0.0,
+    sample: Annotated[
+        str,
+        typer.Option(help="Shape of a sample of MODULE:NAME: 3x224x224, or tokens:1024.", metavar="SHAPE"),
+    ] = "",
 ) -> None:
     """Make the trace of a model's step: its layers' sizes, and times from their FLOPs."""
     from dblp.cli.host import write_json
@@ -122,7 +129,17 @@ def make_model_trace(
 
     if batch < 0 or not 0 <= rate < math.inf:
         raise ConfigError(f"--batch {batch}, --rate {rate:g}: must not be negative, nor without bounds")
-    trace = make_trace(model, batch, rate or RATE)
+    if bool(sample) != (":" in model):
+        raise ConfigError(
+            f"--sample {sample!r}: goes with a model MODULE:NAME, which {model!r} {'is' if ':' in model else 'is not'}"
+        )
+    if sample:
+        require("torch")
+        from dblp.cli.sim.modules import trace_module
+
+        trace = trace_module(model, sample, batch or 1, rate or RATE)
+    else:
+        trace = make_trace(model, batch, rate or RATE)
     check_outputs({"--output": output})
     write_json(output, trace, "--output")
     size = f"{len(trace['layers'])} layers, {sum(layer['bytes'] for layer in trace['layers']) / 1e6:.1f} MB"

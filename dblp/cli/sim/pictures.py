@@ -16,10 +16,13 @@ from dblp.sim.fabric.sweep import CaseResult
 
 _DECADES = 10.0
 """Ratio of times from which their axis is logarithmic."""
+_FLOW_COLUMNS = ("source", "leg", "start_s", "finish_s")
+_SEEN_SHARE = 0.003
+"""Of the time line: least width of what is drawn there."""
 _MOST_NAMES = 8
 """Of switches, along a side of the heat map."""
 MOST_RANKS = 64
-"""Ranks in the time line."""
+"""Ranks in the time line, and in the loads of hosts' links."""
 
 
 def draw(
@@ -78,7 +81,6 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
         axes.ticklabel_format(axis="x", useOffset=False)
         axes.locator_params(axis="x", nbins=5)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
 
 
 def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> None:
@@ -96,7 +98,7 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
     )
     axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
     axes.axhline(1.0, color="#888888", linewidth=0.8)
-    axes.legend(fontsize=7)
+    _legend(axes, 8)  # of the completions beside it, too
 
 
 def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: str, point: Any) -> float:
@@ -116,9 +118,18 @@ def _queues(axes: Any, result: CaseResult) -> None:
             times, np.array(backlog) / 1e3, color=COLOURS[number % len(COLOURS)], linewidth=0.9, label=name
         )
     axes.set(xlabel="time (ms)", ylabel="backlog (kB)", title=f"{result.policy}: busiest ports")
+    axes.set_ylim(bottom=0.0)
     if busy:
-        axes.legend(fontsize=6, loc="upper right")
+        _legend(axes, 6)
+    else:
+        axes.set_xlim(0.0, max(_span(result) * 1e3, 1e-9))
+        axes.text(0.5, 0.5, "no port had a queue", transform=axes.transAxes, ha="center", color="#555555")
     axes.grid(alpha=0.3)
+
+
+def _legend(axes: Any, size: int) -> None:
+    """A legend beside the axes, where nothing lies under it."""
+    axes.legend(fontsize=size, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, frameon=False)
 
 
 def _loads(axes: Any, result: CaseResult) -> None:
@@ -156,8 +167,7 @@ def _host_loads(axes: Any, result: CaseResult) -> None:
         axes.bar(places, np.array(list(loads.values())) / mean, 0.4, color=COLOURS[number], label=direction)
     whole_numbers(axes.xaxis)
     axes.set(xlabel="host", ylabel="bytes over the mean link's", title=f"{result.policy}: link loads")
-    axes.set_ylim(0.0, 1.3 * axes.get_ylim()[1])  # room for the legend
-    axes.legend(fontsize=6, loc="upper right")
+    _legend(axes, 6)
 
 
 def _by_number(name: str) -> tuple[str, int]:
@@ -171,21 +181,18 @@ def _is_host(name: str) -> bool:
 
 
 def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
-    """A bar for each flow, in its sender's row; the second leg lighter."""
+    """When each host was sending: the first leg in the upper half of its row, the second in the lower."""
     flows = result.picture["flows"]
-    for source, leg, start, finish in zip(
-        flows["source"], flows["leg"], flows["start_s"], flows["finish_s"], strict=True
-    ):
+    seen = longest * _SEEN_SHARE
+    bars: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for source, leg, start, finish in zip(*(flows[name] for name in _FLOW_COLUMNS), strict=True):
         if source < MOST_RANKS and start is not None and finish is not None and not math.isnan(finish):
-            axes.barh(
-                source,
-                (finish - start) * 1e3,
-                left=start * 1e3,
-                color=COLOURS[leg % 2],
-                alpha=0.35,
-                height=0.8,
-            )
-    axes.set(xlabel="time (ms)", ylabel="sender", title=f"{result.policy}: flows (blue: first leg)")
+            bars.setdefault((source, leg % 2), []).append((start * 1e3, max(finish - start, seen) * 1e3))
+    halves = 0.4 if any(leg for _, leg in bars) else 0.8
+    for (source, leg), spans in bars.items():
+        axes.broken_barh(spans, (source - leg * halves, halves), facecolors=COLOURS[leg])
+    title = "first leg blue, second red" if halves < 0.8 else "when hosts send"
+    axes.set(xlabel="time (ms)", ylabel="sender", title=f"{result.policy}: {title}")
     axes.set_xlim(0.0, longest * 1e3 * 1.02)
     whole_numbers(axes.yaxis)
 

@@ -9,8 +9,8 @@ also its filter and, with a ``flow_target``, its scaling for small windows.
 from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import flows, paths, samples, transports
-from dblp.sim.fabric.kernel.compiled import compiled
-from dblp.sim.fabric.kernel.sender import filtered, path_of
+from dblp.sim.fabric.kernel.compiled import compiled, inlined
+from dblp.sim.fabric.kernel.sender import filtered, path_of, set_part
 from dblp.sim.fabric.kernel.state import CUBIC, DCTCP, DELAY, RENO, SAMPLES_KEPT, World
 
 GAIN = 1.0 / 16.0
@@ -20,6 +20,9 @@ FLOW_PACKETS = 100.0
 FLOW_TARGET_PS = 4e9
 NEARLY_EMPTY = 0.25
 """With portions: of the tolerated queue; below it a window grows four times as fast."""
+LIFE_RTTS = 500.0
+LEAST_LIFE_PS = 5e11
+PROBE_SHARE = 0.02
 CUBIC_C = 0.4
 CUBIC_BETA = 0.7
 PS_PER_S = 1e12
@@ -58,37 +61,86 @@ def take_sample(w: World, flow: int, rtt: int) -> None:
     p.samples += 1
 
 
-@compiled
-def target_of(w: World, flow: int) -> float:
-    """The round trip that is tolerated: more of a small window (Swift's flow scaling), where that is asked for."""
+@inlined
+def plain_target(w: World, flow: int) -> float:
+    """The round trip that is tolerated of a large window."""
     f = flows(w)[flow]
     t = transports(w)[f.transport]
-    target = float(t.target) if t.target else t.target_rtts * f.base_rtt
+    return float(t.target) if t.target else t.target_rtts * f.base_rtt
+
+
+@compiled
+def target_of(w: World, flow: int) -> float:
+    """The same of any: more of a small window (Swift's flow scaling), where that is asked for."""
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
+    target = plain_target(w, flow)
     if t.flow_target and f.window < FLOW_PACKETS:
         target += min(FLOW_TARGET_PS * (f.window**-0.5 - FLOW_PACKETS**-0.5), float(t.flow_target))
     return target
 
 
 @compiled
-def delay(w: World, now: int, flow: int, rtt: int, asks: int) -> None:
-    """See the module's docstring. Of a portion, the last one's round trip counts for all."""
+def delay(w: World, now: int, flow: int, rtt: int) -> None:
+    """See the module's docstring."""
     f = flows(w)[flow]
     target = target_of(w, flow)
-    portions = transports(w)[f.transport].portions
-    if portions and asks:
-        take_sample(w, flow, rtt)
-    least = filtered(w, flow) if portions else float(rtt)
-    if least <= target:
-        near = f.base_rtt + NEARLY_EMPTY * (target - f.base_rtt)
-        gain = 4.0 if portions and least < near else 1.0
-        f.window += 1.0 if f.slow_start else gain / f.window
-        return
-    if not asks:
+    if rtt <= target:
+        f.window += 1.0 if f.slow_start else 1.0 / f.window
         return
     f.slow_start = 0
-    if now - f.last_cut >= (least if portions else f.srtt):
+    if now - f.last_cut >= f.srtt:
         f.last_cut = now
-        f.window = max(f.window * max(1.0 - BETA * (least - target) / least, MOST), 2.0 if portions else 1.0)
+        f.window = max(f.window * max(1.0 - BETA * (rtt - target) / rtt, MOST), 1.0)
+
+
+@inlined
+def nearly_empty(w: World, flow: int) -> float:
+    """Round trips up to which the queue is next to none."""
+    least = paths(w)[path_of(w, flow)].least
+    return float(least + NEARLY_EMPTY * (plain_target(w, flow) - least))
+
+
+@compiled
+def probe_least(w: World, now: int, flow: int, rtt: float) -> bool:
+    """Follow the least round trip; True while it is probed for, with the window at its floor
+    (``dblp.transport.congestion.round_trip``; that it may rise after ten seconds is left out)."""
+    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
+    life = min(max(LIFE_RTTS * p.least, LEAST_LIFE_PS), float(p.life))
+    if rtt <= nearly_empty(w, flow):
+        p.least, p.least_at = min(p.least, rtt), now
+    if p.before_probe > 0.0:
+        if now >= p.probe_until:
+            f.window, p.before_probe = p.before_probe, 0.0
+            p.least_at, p.life = now, 2 * p.life
+            set_part(w, flow)
+            return False
+    elif now - p.least_at > life:
+        p.before_probe, f.window = f.window, 2.0
+        p.probe_until = now + int(rtt + max(PROBE_SHARE * life, p.least))
+        set_part(w, flow)
+    return bool(p.before_probe > 0.0)
+
+
+@compiled
+def delay_of_path(w: World, now: int, flow: int, rtt: int, acked: int) -> None:
+    """The same where flows share a path's window: an answer tells of many packets, and the least of the last round trips
+    counts."""
+    f = flows(w)[flow]
+    take_sample(w, flow, rtt)
+    least, target = filtered(w, flow), target_of(w, flow)
+    if probe_least(w, now, flow, least):
+        return
+    if least > target:
+        f.slow_start = 0
+        if now - f.last_cut >= least:
+            f.last_cut = now
+            f.window = max(f.window * max(1.0 - BETA * (least - target) / least, MOST), 2.0)
+            set_part(w, flow)
+        return
+    near = nearly_empty(w, flow)
+    f.window += float(acked) if f.slow_start else (4.0 if least < near else 1.0) * acked / f.window
+    set_part(w, flow)
 
 
 @compiled
@@ -112,19 +164,30 @@ def cubic(w: World, now: int, flow: int) -> None:
 
 
 @compiled
-def on_acked(w: World, now: int, flow: int, rtt: int, marked: int, asks: int) -> None:
+def on_acked(w: World, now: int, flow: int, rtt: int, marked: int) -> None:
     """A packet was acknowledged."""
     f = flows(w)[flow]
     control = transports(w)[f.transport].control
     if control == DCTCP:
         dctcp(w, flow, marked)
     elif control == DELAY:
-        delay(w, now, flow, rtt, asks)
+        delay(w, now, flow, rtt)
     elif control == CUBIC and f.window >= f.threshold:
         cubic(w, now, flow)
     elif control in (RENO, CUBIC):
         f.window += 1.0 if f.window < f.threshold else 1.0 / f.window
     f.window = min(f.window, LARGEST)
+
+
+@compiled
+def on_path_acked(w: World, now: int, flow: int, rtt: int, acked: int, marked: int) -> None:
+    """So many packets of a path were acknowledged at once, some of them marked."""
+    if acked and transports(w)[flows(w)[flow].transport].control == DELAY:
+        delay_of_path(w, now, flow, rtt, acked)
+        return
+    for number in range(acked):
+        on_acked(w, now, flow, rtt, 1 if number < marked else 0)
+    set_part(w, flow)
 
 
 @compiled

@@ -14,18 +14,20 @@ from dblp.sim.fabric.kernel.access import (
     ups,
 )
 from dblp.sim.fabric.kernel.compiled import compiled, inlined
-from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_timeout
+from dblp.sim.fabric.kernel.control import on_acked, on_lost, on_path_acked, on_timeout, take_sample
 from dblp.sim.fabric.kernel.draw import below
 from dblp.sim.fabric.kernel.heap import set_timer
-from dblp.sim.fabric.kernel.hosts import keep, recall, wake
+from dblp.sim.fabric.kernel.hosts import join, keep, recall, wake
 from dblp.sim.fabric.kernel.sender import (
     acknowledge,
     arm_timeout,
+    last_sample,
     lose,
     overdue,
     pass_over,
     path_of,
     probe,
+    set_part,
     timeout,
 )
 from dblp.sim.fabric.kernel.state import (
@@ -34,6 +36,7 @@ from dblp.sim.fabric.kernel.state import (
     BITMAP,
     BY_ORDER,
     BY_PASSES,
+    DONE,
     EVENTS,
     NACK,
     NONE,
@@ -46,6 +49,23 @@ from dblp.sim.fabric.kernel.state import (
 )
 from dblp.sim.fabric.kernel.tasks import complete, fail
 from dblp.sim.fabric.kernel.ways import remember
+
+SETTLED_PS = 10_000_000_000
+"""From the handshake to the first round (``dblp.sim.fabric.exact.SETTLED_S``)."""
+FIRST_LIFE_PS = 50_000_000_000
+"""How long the least round trip that it measured holds (``dblp.transport.congestion.round_trip.FIRST_LIFE_S``)."""
+
+
+@inlined
+def measure(w: World, flow: int, rtt: int) -> None:
+    """RFC 6298, section 2."""
+    f = flows(w)[flow]
+    if f.srtt == 0.0:
+        f.srtt = float(rtt)
+        f.rttvar = rtt / 2.0
+        return
+    f.rttvar += 0.25 * (abs(f.srtt - rtt) - f.rttvar)
+    f.srtt += 0.125 * (rtt - f.srtt)
 
 
 @compiled
@@ -63,22 +83,18 @@ def start(w: World, now: int, flow: int) -> None:
     packet_ps = t.packet * links(w)[ups(w)[nodes(w)[f.source].up_first]].ps_per_byte
     window = t.first_window / t.packet if t.first_window else f.base_rtt / packet_ps
     f.window = max(window, 1.0)
-    if t.portions and not paths(w)[path_of(w, flow)].window:
-        keep(w, flow)
     f.credits = int(f.window + 0.999)
-    wake(w, now, flow)
-
-
-@inlined
-def measure(w: World, flow: int, rtt: int) -> None:
-    """RFC 6298, section 2."""
-    f = flows(w)[flow]
-    if f.srtt == 0.0:
-        f.srtt = float(rtt)
-        f.rttvar = rtt / 2.0
+    if t.portions:
+        if not paths(w)[path_of(w, flow)].window:  # the handshake has measured it
+            measure(w, flow, f.base_rtt)
+            take_sample(w, flow, f.base_rtt)
+            p = paths(w)[path_of(w, flow)]
+            p.least, p.least_at, p.life = f.base_rtt, now - SETTLED_PS, FIRST_LIFE_PS
+            keep(w, flow)
+            set_part(w, flow)
+        join(w, now, flow)
         return
-    f.rttvar += 0.25 * (abs(f.srtt - rtt) - f.rttvar)
-    f.srtt += 0.125 * (rtt - f.srtt)
+    wake(w, now, flow)
 
 
 @compiled
@@ -105,52 +121,69 @@ def find_lost(w: World, flow: int) -> None:
         chunk = following
 
 
-@compiled
-def acknowledge_before(w: World, now: int, flow: int, order: int, rtt: int) -> None:
-    """Of a portion the last packet alone is answered: its answer tells of all before it."""
-    f = flows(w)[flow]
-    chunk = f.out_head
-    while chunk != NONE and chunks(w)[f.first_chunk + chunk].order < order:
-        c = chunks(w)[f.first_chunk + chunk]
-        following = c.next
-        if c.got and acknowledge(w, flow, chunk):
-            on_acked(w, now, flow, rtt, c.marked, 0)
-        chunk = following
-
-
 @inlined
 def on_ack(w: World, now: int, packet: int) -> None:
     """An acknowledgement: round trip, window, and what must be lost since this came before it."""
     p = packets(w)[packet]
     f = flows(w)[p.flow]
-    if p.asks:
-        measure(w, p.flow, now - p.sent)
+    measure(w, p.flow, now - p.sent)
     f.highest = max(f.highest, p.order)
     f.newest_sent = max(f.newest_sent, p.sent)
     if acknowledge(w, p.flow, p.chunk):
-        on_acked(w, now, p.flow, now - p.sent, p.marked, p.asks)
-    if transports(w)[f.transport].portions:
-        acknowledge_before(w, now, p.flow, p.order, now - p.sent)
+        on_acked(w, now, p.flow, now - p.sent, p.marked)
     if meta(w).policy == REPS and not p.marked:
         remember(w, p.flow, p.path)
     find_lost(w, p.flow)
 
 
 @compiled
-def on_last(w: World, now: int, packet: int) -> None:
-    """The receiver has all, of a flow in portions: what it was in flight counts for the window of the next flow."""
+def acknowledge_path(w: World, now: int, flow: int, order: int, message: int, rtt: int) -> None:
+    """An answer tells of all that came of a path, up to a packet; the receiver's last word, of all of a message."""
+    p = paths(w)[path_of(w, flow)]
+    acked = marked = 0
+    one, before = p.air_head, NONE
+    while one != NONE:
+        f = flows(w)[one]
+        chunk = f.out_head if message == NONE or f.message == message else NONE
+        while chunk != NONE and (message != NONE or chunks(w)[f.first_chunk + chunk].order <= order):
+            c = chunks(w)[f.first_chunk + chunk]
+            following = c.next
+            if (c.got or f.state == DONE) and acknowledge(w, one, chunk):
+                acked += 1
+                marked += c.marked
+            chunk = following
+        f.rto_at = max(f.rto_at, now + timeout(w, flow))
+        if f.acked == f.chunks:
+            f.sender_done = 1
+        following = f.air_next
+        if f.out_head != NONE:
+            before = one
+        else:
+            f.on_air = 0
+            if before == NONE:
+                p.air_head = following
+            else:
+                flows(w)[before].air_next = following
+        one = following
+    on_path_acked(w, now, flow, rtt, acked, marked)
+
+
+@compiled
+def on_path_answer(w: World, now: int, packet: int) -> None:
+    """The same where flows share a path's window. A message's end comes first, and measures nothing."""
     p = packets(w)[packet]
     f = flows(w)[p.flow]
-    asks = p.asks if p.chunk != NONE else 0  # else the receiver's own word, which measures nothing
-    rtt = now - p.sent if asks else int(f.srtt)
-    if asks:
-        measure(w, p.flow, rtt)
-    while f.out_head != NONE:
-        marked = chunks(w)[f.first_chunk + f.out_head].marked
-        if acknowledge(w, p.flow, f.out_head):
-            on_acked(w, now, p.flow, rtt, marked, asks)
-        asks = 0
-    keep(w, p.flow)
+    if p.stop:
+        f.sender_done = 1
+        if f.message == p.flow or not p.asks:
+            acknowledge_path(w, now, p.flow, 0, f.message, int(last_sample(w, p.flow)))
+    if p.asks:
+        measure(w, p.flow, now - p.sent)
+        f.highest = max(f.highest, p.order)
+        f.newest_sent = max(f.newest_sent, p.sent)
+        acknowledge_path(w, now, p.flow, p.order, NONE, now - p.sent)
+        if not f.sender_done:
+            find_lost(w, p.flow)
 
 
 @compiled
@@ -177,16 +210,18 @@ def on_answer(w: World, now: int, packet: int) -> None:
     p = packets(w)[packet]
     flow = p.flow
     f = flows(w)[flow]
+    portions = transports(w)[f.transport].portions
+    if portions and (p.kind == ACK or p.stop):
+        recall(w, flow)
+        f.timeouts = 0
+        on_path_answer(w, now, packet)
+        keep(w, flow)
+        wake(w, now, flow)
+        return
     if f.sender_done:
         return
-    portions = transports(w)[f.transport].portions
-    if portions:
-        recall(w, flow)
     if p.stop:
         f.sender_done = 1
-        if portions:
-            on_last(w, now, packet)
-            wake(w, now, flow)
         return
     f.timeouts = 0
     if p.kind == ACK:
@@ -198,8 +233,6 @@ def on_answer(w: World, now: int, packet: int) -> None:
         on_bitmap(w, flow, p.order)
     else:
         f.credits += 1
-    if portions:
-        keep(w, flow)
     if f.acked == f.chunks:
         f.sender_done = 1
         if portions:
@@ -239,7 +272,7 @@ def on_rto(w: World, now: int, flow: int) -> None:
     f.rto_armed = 0
     if f.sender_done:
         return
-    if f.on_ring and f.inflight == 0:
+    if (f.on_ring or f.in_parts) and f.inflight == 0:
         f.rto_at = now + timeout(w, flow)
     if now < f.rto_at:
         f.rto_armed = 1

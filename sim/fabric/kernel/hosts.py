@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dblp.sim.fabric.kernel.access import flows, meta, nodes, paths, rings, transports
 from dblp.sim.fabric.kernel.compiled import compiled, inlined
+from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.sender import (
     BURST_BYTES,
+    TRAIN_BURSTS,
     first_repair,
     has_work,
+    pace,
+    part,
     path_of,
-    portion,
+    room_of,
     send_chunk,
     sendable,
+    window_full,
 )
-from dblp.sim.fabric.kernel.state import NONE, RINGS, World
+from dblp.sim.fabric.kernel.state import EVENTS, NONE, PACE, RINGS, TURN, WAITING, World
 
 
 @inlined
@@ -63,7 +68,7 @@ def recall(w: World, flow: int) -> None:
     f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
     if p.window:
         f.window, f.slow_start, f.last_cut = p.window, p.slow_start, p.last_cut
-        f.srtt, f.rttvar = p.srtt, p.rttvar
+        f.srtt, f.rttvar, f.order = p.srtt, p.rttvar, p.order
 
 
 @compiled
@@ -71,83 +76,193 @@ def keep(w: World, flow: int) -> None:
     """For the other flows between the same hosts."""
     f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
     p.window, p.slow_start, p.last_cut = f.window, f.slow_start, f.last_cut
-    p.srtt, p.rttvar = f.srtt, f.rttvar
+    p.srtt, p.rttvar, p.order = f.srtt, f.rttvar, f.order
 
 
 @compiled
-def join_path(w: World, flow: int) -> None:
-    """A flow that has something to send joins its path, last."""
-    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
-    f.on_ring = 1
-    f.ring_next = NONE
-    if p.head == NONE:
-        p.head = flow
+def join_message(w: World, flow: int) -> None:
+    """A part of a message has something to send, if only repairs: those go first."""
+    f = flows(w)[flow]
+    m = flows(w)[f.message]
+    f.in_parts = 1
+    if m.part_head == NONE:
+        m.part_head = m.part_tail = flow
+        f.part_next = NONE
+    elif first_repair(w, flow) != NONE:
+        f.part_next = m.part_head
+        m.part_head = flow
     else:
-        flows(w)[p.tail].ring_next = flow
-    p.tail = flow
-    p.waiting += f.chunks - f.next_new
+        flows(w)[m.part_tail].part_next = flow
+        m.part_tail = flow
+        f.part_next = NONE
+
+
+@inlined
+def next_part(w: World, message: int) -> int:
+    """The part of a message that sends next, or NONE; those that have nothing to send any more leave it."""
+    m = flows(w)[message]
+    while m.part_head != NONE and not has_work(w, m.part_head):
+        f = flows(w)[m.part_head]
+        m.offered -= f.chunks - f.next_new  # of one that was stopped
+        f.next_new = f.chunks
+        f.in_parts = 0
+        m.part_head = f.part_next
+    return int(m.part_head)
 
 
 @compiled
-def leave_path(w: World, place: int) -> None:
-    """The first flow of a path has nothing to send any more."""
+def may_send(w: World, message: int) -> bool:
+    """Whether a message has something to send: less than a portion waits while more is to come."""
+    flow, m = next_part(w, message), flows(w)[message]
+    if flow == NONE:
+        return False
+    return bool(first_repair(w, flow) != NONE or m.state != WAITING or m.offered >= m.portion)
+
+
+@compiled
+def join_path(w: World, message: int) -> None:
+    """A message that has something to send joins its path, last."""
+    m, p = flows(w)[message], paths(w)[path_of(w, message)]
+    if m.on_ring or not may_send(w, message):
+        return
+    m.on_ring = 1
+    m.ring_next = NONE
+    if p.head == NONE:
+        p.head = message
+    else:
+        flows(w)[p.tail].ring_next = message
+    p.tail = message
+
+
+@compiled
+def first_of_path(w: World, place: int) -> int:
+    """The oldest message of a path that has something to send, or NONE; those that have not leave it."""
     p = paths(w)[place]
-    f = flows(w)[p.head]
-    p.waiting -= f.chunks - f.next_new  # of one that was stopped
-    p.head = f.ring_next
-    f.on_ring = 0
+    while p.head != NONE and not may_send(w, p.head):
+        flows(w)[p.head].on_ring = 0
+        p.head = flows(w)[p.head].ring_next
+    return int(p.head)
 
 
 @compiled
-def send_run(w: World, now: int, flow: int, most: int) -> int:
-    """At most so many packets of a flow leave; the last asks if they are as many, or nothing else waits for the path. Returns how
-    many."""
-    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
-    repair = first_repair(w, flow) != NONE
-    count = 1 if repair else min(most, f.chunks - f.next_new)
-    asks = repair or count == most or count == p.waiting
-    for left in range(count, 0, -1):
-        send_chunk(w, now, flow, 1 if asks and left == 1 else 0)
-    return int(count)
+def alone(w: World, message: int) -> bool:
+    """Whether no other message of a path has something to send behind this one."""
+    other = flows(w)[message].ring_next
+    while other != NONE and not may_send(w, other):
+        other = flows(w)[other].ring_next
+    return bool(other == NONE)
 
 
 @compiled
-def send_portions(w: World, now: int, flow: int) -> None:
-    """All that the window of a path lets go, into the card's queue, where packets of other flows, and control, wait behind it: of
-    the oldest flow first, and of no later one before it has sent all. Of each burst the last packet asks."""
-    place = path_of(w, flow)
+def wait_for_pace(w: World, place: int) -> None:
+    """A timer for when the next may leave."""
     p = paths(w)[place]
-    if not flows(w)[flow].on_ring and has_work(w, flow):
-        join_path(w, flow)
-    together = burst = 0
-    while p.head != NONE:
-        first = p.head
-        if not has_work(w, first):
-            leave_path(w, place)
-            continue
-        if together == 0:
-            recall(w, first)
-            if not sendable(w, first):
-                return
-            together = portion(w, first)
-            burst = 0
-        if burst == 0:
-            burst = min(together, BURST_BYTES // transports(w)[flows(w)[first].transport].packet)
-        sent = send_run(w, now, first, burst)
-        together, burst = max(together - sent, 0), max(burst - sent, 0)
+    if not p.pace_armed:
+        p.pace_armed = 1
+        set_timer(w, p.next_at, place * EVENTS + PACE)
+
+
+@compiled
+def asks(w: World, flow: int, count: int) -> bool:
+    """Whether what leaves asks for an answer: not the end of a message, which is answered all the same, where nothing else waits
+    and nothing was lost."""
+    f = flows(w)[flow]
+    m = flows(w)[f.message]
+    if f.lost or m.lost or f.need < f.chunks or count < m.offered or m.state == WAITING:
+        return True
+    return not alone(w, f.message)
+
+
+@compiled
+def send_turn(w: World, now: int, place: int) -> bool:
+    """A burst of a path's oldest message, or a train of full ones, into the card's queue; False if nothing may leave. Where the
+    window has no room for as much again, the last packet of each burst asks for an answer."""
+    message = first_of_path(w, place)
+    if message == NONE:
+        return False
+    if paths(w)[place].next_at > now:
+        wait_for_pace(w, place)
+        return False
+    first, m = next_part(w, message), flows(w)[message]
+    recall(w, first)
+    if window_full(w, first):
+        return False
+    f = flows(w)[first]
+    burst = BURST_BYTES // transports(w)[f.transport].packet
+    room = max(min(part(w, first), room_of(w, first)), 1.0)
+    bursts = min(int(room) // burst, m.offered // burst, TRAIN_BURSTS)
+    count = whole = bursts * burst
+    if bursts < 2:
+        count, whole = min(int(room), burst, m.offered), burst
+    asking = room - count < min(float(whole), f.window / 2.0) and asks(w, first, count)
+    if first_repair(w, first) != NONE:
+        count, asking = 1, True
+    pace(w, now, first, count)
+    for left in range(count - 1, -1, -1):
+        flow = next_part(w, message)
+        recall(w, flow)
+        fresh = flows(w)[flow].next_new
+        send_chunk(w, now, flow, 1 if asking and left % burst == 0 else 0)
+        m.offered -= flows(w)[flow].next_new - fresh
+        keep(w, flow)
+    return True
+
+
+@compiled
+def take_turns(w: World, now: int, host: int) -> None:
+    """All that the windows of a host's paths let go, a burst or train to each peer in turn."""
+    n, idle = nodes(w)[host], 0
+    while idle < meta(w).hosts:
+        place = host * meta(w).hosts + n.peer
+        n.peer = n.peer + 1 if n.peer + 1 < meta(w).hosts else 0
+        if paths(w)[place].head != NONE and send_turn(w, now, place):
+            idle = 0
+        else:
+            idle += 1
+
+
+@compiled
+def on_turn(w: World, now: int, host: int) -> None:
+    """What starts at one time has started."""
+    nodes(w)[host].turn_armed = 0
+    take_turns(w, now, host)
+
+
+@compiled
+def on_pace(w: World, now: int, place: int) -> None:
+    """The next of a path that is paced may leave."""
+    paths(w)[place].pace_armed = 0
+    take_turns(w, now, place // meta(w).hosts)
+
+
+@compiled
+def join(w: World, now: int, flow: int) -> None:
+    """A flow in portions starts: it leaves when all others have joined that start now."""
+    f = flows(w)[flow]
+    n = nodes(w)[f.source]
+    flows(w)[f.message].offered += f.chunks
+    join_message(w, flow)
+    join_path(w, f.message)
+    if not n.turn_armed:
+        n.turn_armed = 1
+        set_timer(w, now, f.source * EVENTS + TURN)
 
 
 @compiled
 def wake(w: World, now: int, flow: int) -> None:
     """Something about a flow has changed."""
-    t = transports(w)[flows(w)[flow].transport]
+    f = flows(w)[flow]
+    t = transports(w)[f.transport]
     if t.portions:
-        send_portions(w, now, flow)
+        if not f.in_parts and has_work(w, flow):
+            join_message(w, flow)
+        join_path(w, f.message)
+        take_turns(w, now, f.source)
         return
     if t.card:
         while sendable(w, flow):
             send_chunk(w, now, flow, 1)
         return
-    if not flows(w)[flow].on_ring and sendable(w, flow):
+    if not f.on_ring and sendable(w, flow):
         add_turn(w, flow)
-    pump(w, now, flows(w)[flow].source)
+    pump(w, now, f.source)

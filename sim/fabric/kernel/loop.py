@@ -7,9 +7,9 @@ from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.draw import unit
 from dblp.sim.fabric.kernel.feedback import on_answer, on_rto, start
 from dblp.sim.fabric.kernel.heap import earlier, pop, set_timer, settle
-from dblp.sim.fabric.kernel.hosts import pump
+from dblp.sim.fabric.kernel.hosts import on_pace, on_turn, pump
 from dblp.sim.fabric.kernel.ports import count, drop, enqueue, free_packet, land, transmit
-from dblp.sim.fabric.kernel.receiver import on_deadline, on_packet, on_pull, on_stall
+from dblp.sim.fabric.kernel.receiver import on_deadline, on_packet, on_pull, on_report, on_stall
 from dblp.sim.fabric.kernel.state import (
     ALL_DONE,
     ARRIVE,
@@ -24,14 +24,17 @@ from dblp.sim.fabric.kernel.state import (
     MORE_PACKETS,
     MORE_TIMERS,
     NOTHING_LEFT,
+    PACE,
     PAUSED,
     PROBE,
     PULL,
+    REPORT,
     RTO,
     SAMPLE,
     STALL,
     START,
     TIME_OVER,
+    TURN,
     World,
 )
 from dblp.sim.fabric.kernel.ways import next_link
@@ -121,6 +124,12 @@ def on_timer(w: World, now: int, value: int) -> None:
         on_deadline(w, now, index)
     elif kind == PULL:
         on_pull(w, now, index)
+    elif kind == TURN:
+        on_turn(w, now, index)
+    elif kind == PACE:
+        on_pace(w, now, index)
+    elif kind == REPORT:
+        on_report(w, now, index)
     elif kind == LINK_CHANGE:
         change(w, index)
     elif kind == SAMPLE:

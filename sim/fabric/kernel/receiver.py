@@ -10,13 +10,14 @@ from dblp.sim.fabric.kernel.access import (
     meta,
     nodes,
     packets,
+    paths,
     transports,
     ups,
 )
 from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.heap import set_timer
 from dblp.sim.fabric.kernel.ports import count, enqueue, free_packet
-from dblp.sim.fabric.kernel.sender import make_packet
+from dblp.sim.fabric.kernel.sender import make_packet, path_of
 from dblp.sim.fabric.kernel.state import (
     ACK,
     ACTIVE,
@@ -30,6 +31,7 @@ from dblp.sim.fabric.kernel.state import (
     PULL,
     PULL_PACED,
     PULLED,
+    REPORT,
     SENT,
     STALL,
     STOP_EAGER,
@@ -38,6 +40,9 @@ from dblp.sim.fabric.kernel.state import (
 )
 from dblp.sim.fabric.kernel.tasks import complete
 from dblp.sim.fabric.kernel.ways import next_link, unless_down
+
+REPORT_PS = 4_000_000_000
+"""How long what did not ask waits to be told of (``dblp.transport.receiver.FEEDBACK_DELAY_S``)."""
 
 
 @compiled
@@ -111,6 +116,22 @@ def add_pull(w: World, now: int, flow: int) -> None:
 
 
 @inlined
+def hear(w: World, now: int, packet: int) -> None:
+    """A packet of a path has come: it is answered if it asks, else told of later."""
+    p = packets(w)[packet]
+    place = path_of(w, p.flow)
+    path = paths(w)[place]
+    path.heard_flow, path.heard_order, path.heard_sent, path.heard_at = p.flow, p.order, p.sent, now
+    if p.asks:
+        path.due_at = 0
+    elif path.due_at == 0:
+        path.due_at = now + REPORT_PS
+        if not path.due_armed:
+            path.due_armed = 1
+            set_timer(w, path.due_at, place * EVENTS + REPORT)
+
+
+@inlined
 def on_packet(w: World, now: int, packet: int) -> None:
     """A data packet or a probe has reached its host."""
     p = packets(w)[packet]
@@ -123,9 +144,11 @@ def on_packet(w: World, now: int, packet: int) -> None:
         return
     if t.control == PULL_PACED and flows(w)[flow].state == ACTIVE:
         add_pull(w, now, flow)
-    if p.kind == DATA and not p.asks and not p.trimmed and flows(w)[flow].state == ACTIVE:
-        free_packet(w, packet)
-        return
+    if t.portions:
+        hear(w, now, packet)
+        if not p.asks and (flows(w)[flow].state == ACTIVE or flows(w)[flow].message != flow):
+            free_packet(w, packet)
+            return
     kind = BITMAP if p.kind == PROBE else NACK if p.trimmed else ACK
     answer(w, now, packet, kind)
 
@@ -137,9 +160,29 @@ def tell(w: World, now: int, flow: int, kind: int) -> None:
     packet = make_packet(w, now, flow, kind, 0)
     counts(w)[2 * SENT + 1] -= 1  # it is counted when it leaves
     p = packets(w)[packet]
-    p.target = f.source
+    p.target, p.asks = f.source, 0
     p.stop = 1 if f.state != ACTIVE else 0
     send_control(w, now, packet, f.target)
+
+
+@compiled
+def on_report(w: World, now: int, place: int) -> None:
+    """What came on a path and did not ask is told of after a while; the round trip is without that."""
+    path = paths(w)[place]
+    path.due_armed = 0
+    if path.due_at == 0:
+        return
+    if now < path.due_at:
+        path.due_armed = 1
+        set_timer(w, path.due_at, place * EVENTS + REPORT)
+        return
+    path.due_at = 0
+    flow = path.heard_flow
+    packet = make_packet(w, now, flow, ACK, 0)
+    counts(w)[2 * SENT + 1] -= 1  # it is counted when it leaves
+    p = packets(w)[packet]
+    p.target, p.order, p.sent = flows(w)[flow].source, path.heard_order, path.heard_sent + now - path.heard_at
+    send_control(w, now, packet, flows(w)[flow].target)
 
 
 @compiled

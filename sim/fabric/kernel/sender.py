@@ -38,7 +38,14 @@ BURST_BYTES = 65_507
 LARGE_BYTES = 256 * 1024
 """Windows from here on leave whole (``dblp.transport.congestion.delay.SMALL_WINDOW_BYTES``)."""
 LONG_RTT_PS = 2e9
-"""Round trips from here on have it in parts all the same (``dblp.transport.congestion.delay.PACED_RTT_S``)."""
+"""Round trips from here on have it in parts all the same, and paced (``dblp.transport.congestion.delay.PACED_RTT_S``)."""
+PACING_GAIN = 1.25
+"""How much sooner than in a round trip a paced window leaves (``dblp.transport.congestion.delay.PACING_GAIN``)."""
+SLOW_START_GAIN = 2.0
+CATCH_UP_BYTES = 65_536
+"""What leaves at once where pacing is late (``dblp.transport.departure.CATCH_UP_BYTES``)."""
+TICK_PS = 1e9
+"""Most that it is late (``dblp.transport.departure.TICK_S``)."""
 TRAIN_BURSTS = 32
 """Most bursts that leave together (``dblp.transport.burst.TRAIN_BURSTS``)."""
 MOST_BACKOFF = 6
@@ -109,28 +116,27 @@ def filtered(w: World, flow: int) -> float:
 
 
 @compiled
-def part(w: World, flow: int) -> float:
-    """What leaves at once of a window in portions, packets: a part of it; a large one whole, unless round trips are long."""
-    f = flows(w)[flow]
-    t = transports(w)[f.transport]
-    whole = f.window * t.packet >= LARGE_BYTES and filtered(w, flow) < LONG_RTT_PS
-    return float(f.window if whole else f.window / t.portions)
+def last_sample(w: World, flow: int) -> float:
+    """The last round trip of a path."""
+    place = path_of(w, flow)
+    return float(samples(w)[place * SAMPLES_KEPT + (paths(w)[place].samples - 1) % SAMPLES_KEPT])
 
 
 @compiled
-def portion(w: World, flow: int) -> int:
-    """Packets that leave together: one; or as the endpoint sends, as many whole bursts as a part of the window and the room have,
-    where they have two; else a burst at most, and what waits for the path."""
+def part(w: World, flow: int) -> float:
+    """What leaves at once of a window in portions, packets: a part of it, or the whole."""
     f = flows(w)[flow]
-    t = transports(w)[f.transport]
-    if t.portions == 0 or first_repair(w, flow) != NONE:
-        return 1
-    burst, left = BURST_BYTES // t.packet, paths(w)[path_of(w, flow)].waiting
-    room = int(max(min(part(w, flow), room_of(w, flow)), 1.0))
-    bursts = min(room // burst, left // burst, TRAIN_BURSTS)
-    if bursts >= 2:
-        return int(bursts * burst)
-    return int(max(min(room, burst, left), 1))
+    return float(
+        f.window if paths(w)[path_of(w, flow)].whole else f.window / transports(w)[f.transport].portions
+    )
+
+
+@compiled
+def set_part(w: World, flow: int) -> None:
+    """The window has changed: a large one leaves whole, unless round trips are long."""
+    f = flows(w)[flow]
+    large = f.window * transports(w)[f.transport].packet >= LARGE_BYTES
+    paths(w)[path_of(w, flow)].whole = large and filtered(w, flow) < LONG_RTT_PS
 
 
 @compiled
@@ -140,8 +146,21 @@ def worth_sending(w: World, flow: int) -> float:
     t = transports(w)[f.transport]
     if first_repair(w, flow) != NONE:
         return 1.0
-    train = float(min(paths(w)[path_of(w, flow)].waiting, TRAIN_BURSTS * (BURST_BYTES // t.packet)))
+    train = float(min(flows(w)[f.message].offered, TRAIN_BURSTS * (BURST_BYTES // t.packet)))
     return float(max(min(train, f.window / 2.0, part(w, flow)), 1.0))
+
+
+@compiled
+def pace(w: World, now: int, flow: int, count: int) -> None:
+    """So many packets have left: where round trips are long, the next wait until a good part of one has passed."""
+    f, p = flows(w)[flow], paths(w)[path_of(w, flow)]
+    rtt = filtered(w, flow)
+    if rtt < LONG_RTT_PS:
+        return
+    packet_ps = rtt / ((SLOW_START_GAIN if f.slow_start else PACING_GAIN) * f.window)
+    together = max(CATCH_UP_BYTES / transports(w)[f.transport].packet, part(w, flow) / 2.0)
+    late = int(TICK_PS if p.whole else min(TICK_PS, together * packet_ps))
+    p.next_at = max(p.next_at, now - late) + int(count * packet_ps)
 
 
 @compiled
@@ -187,8 +206,6 @@ def take_chunk(w: World, flow: int) -> int:
     repair = first_repair(w, flow)
     if repair == NONE or (transports(w)[f.transport].recovery == BY_PASSES and not f.repair_open):
         f.next_new += 1
-        if transports(w)[f.transport].portions:
-            paths(w)[path_of(w, flow)].waiting -= 1
         return int(f.next_new - 1)
     f.repair_head = chunks(w)[f.first_chunk + repair].next
     return repair
@@ -217,6 +234,10 @@ def join_outstanding(w: World, now: int, flow: int, chunk: int) -> None:
     f.out_tail = chunk
     f.order += 1
     count_inflight(w, flow, 1)
+    if transports(w)[f.transport].portions and not f.on_air:
+        p = paths(w)[path_of(w, flow)]
+        f.on_air, f.air_next = 1, p.air_head
+        p.air_head = flow
 
 
 @inlined

@@ -15,7 +15,9 @@ Array = npt.NDArray[Any]
 NONE = -1
 
 # Kinds of events: ``value = index * EVENTS + kind``.
-ARRIVE, PORT_FREE, START, RTO, STALL, DEADLINE, PULL, LINK_CHANGE, SAMPLE, EVENTS = range(10)
+ARRIVE, PORT_FREE, START, RTO, STALL, DEADLINE, PULL, LINK_CHANGE, SAMPLE, TURN, PACE, REPORT, EVENTS = range(
+    13
+)
 # Kinds of packets.
 DATA, ACK, NACK, PULLED, PROBE, BITMAP = range(6)
 # States of flows, and of chunks at the sender.
@@ -74,12 +76,15 @@ FLOW = _struct(
     int="""source target chunks need critical droppable next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
-        cached cached_first wire_packets detour""",
+        cached cached_first wire_packets detour message portion offered part_head part_tail part_next
+        air_next""",
     flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
-        slow_start on_pull_ring""",
+        slow_start on_pull_ring on_air in_parts""",
 )  # fmt: skip
-"""One direction of one message, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``: predecessors that
-are not done."""
+"""One direction of one message or of a part of it, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``:
+predecessors that are not done. ``message``: the last part of the message, itself of one that is whole. In that one's row:
+``portion``: packets that leave together at least while more are to come; ``offered``: packets that may leave; ``part_head``: the
+first part that they are of. ``air_next``: see PATH."""
 CHUNK = _struct(time="sent", int="order next prev", flag="state got again marked")
 """A packet's worth of a flow; ``got``: the receiver has it; ``again``: it has left more than once; ``marked``: it came
 with a mark."""
@@ -94,10 +99,12 @@ holds back."""
 QUEUE = _struct(int="head tail")
 """One priority of a port."""
 NODE = _struct(
-    time="used pull_at", int="up_first up_count stride waiting pull_head pull_tail turn", flag="pull_armed"
+    time="used pull_at",
+    int="up_first up_count stride waiting pull_head pull_tail turn peer",
+    flag="pull_armed turn_armed",
 )
 """A host or switch. ``used``: bytes in its buffer. ``waiting``: data packets at a host's ports. ``turn``: path that its next flow
-from a dead one takes."""
+from a dead one takes. ``peer``: the host to which it turns next, if it sends in portions."""
 CLASS = _struct(time="mark_min mark_max drop", float="mark_share", int="queue")
 """See ClassSpec; index: class, or class + TWINS."""
 TRANSPORT = _struct(
@@ -107,11 +114,18 @@ TRANSPORT = _struct(
 )
 """See TransportSpec."""
 PATH = _struct(
-    time="last_cut", float="window srtt rttvar", int="samples inflight waiting head tail", flag="slow_start"
+    time="last_cut next_at due_at heard_sent heard_at least_at life probe_until",
+    float="window srtt rttvar least before_probe",
+    int="samples inflight head tail order air_head heard_order heard_flow",
+    flag="slow_start whole pace_armed due_armed",
 )
 """What the endpoint keeps of a path for longer than a message: of flows in portions from one host to another. ``window`` 0: none
-yet. ``samples``: round trips so far, of which the last ``SAMPLES_KEPT`` are in an array of their own. ``head``, ``tail``: flows
-that have something to send, the oldest first; ``waiting``: their packets that have not left yet."""
+yet. ``samples``: round trips so far, of which the last ``SAMPLES_KEPT`` are in an array of their own. ``head``, ``tail``:
+messages that have something to send, the oldest first. ``air_head``: flows with something in flight, in any order. ``least``: the
+least round trip, last seen or probed for at ``least_at``, good for ``life``; while it is probed for, until ``probe_until``,
+``before_probe`` has the window that was. ``whole``: all that the window lets go leaves at once. ``next_at``: when the next may
+leave, if it is paced. ``due_at``: when the receiver reports what it was not asked about, 0: nothing is. ``heard_...``: of what
+came last."""
 EVENT = _struct(time="at sequence value")
 CHANGE = _struct(time="at", float="loss", int="link", flag="action down spare_control")
 """A change of a link. ``action``: 0 the link itself, 1 what routing knows."""
