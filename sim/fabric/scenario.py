@@ -34,8 +34,8 @@ class WorkloadSpec:
     servers: int = 1
     """ps: hosts that are servers, the first; each has a share of the gradient."""
     segment: ByteCount = ByteCount(0)
-    """ring, direct: parts of a shard that go on as soon as they have come, as the collectives' do, a burst of chunks each; 0: a
-    shard goes on as a whole."""
+    """ring, direct: parts of a shard that go on as soon as they have come; the collectives' are a chunk each, of which the
+    endpoint makes bursts. 0: a shard goes on as a whole."""
     group: int = 0
     """hierarchical: ranks of a group; 0: those under one leaf."""
     model: str = "resnet50"

@@ -69,10 +69,10 @@ class TransportSpec:
     yet (as Linux's fair queueing and small queues). True: all that a window lets go waits in the card's queue at once, and what
     comes later behind it: as the endpoint sends, and ns-3's TCP."""
     portions: int = 0
-    """With ``card``, as the endpoint sends: this part of a window (it has 4) at once, of 256 KB and more the whole, in
-    bursts of 64 KB, while round trips are below 2 ms; the last packet of each part or burst is answered, for all before
-    it, and measures the round trip. Flows between two hosts share a window, the oldest first, and what is lost is asked
-    for after a timeout. 0: packet by packet."""
+    """With ``card``, as the endpoint sends: this part of a window (it has 4) at once, of 256 KB and more the whole while round
+    trips are below 2 ms, in bursts of 64 KB, to each peer in turn; longer ones are paced. The last packet of each burst is
+    answered, for all before it between the two hosts, and measures the round trip. Their flows share a window and a path, the
+    oldest message first, and what is lost is asked for after a timeout (docs/fabric.md). 0: packet by packet."""
     stall_rtts: float = 2.0
     """stop="stall": base round trips of silence."""
     deadline: Seconds = Seconds(0.0)

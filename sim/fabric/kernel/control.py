@@ -3,7 +3,8 @@
 Reno: RFC 5681. CUBIC: RFC 9438. DCTCP: RFC 8257, gain 1/16. delay: Swift's (Kumar et al., SIGCOMM 2020) with the constants of
 ``dblp.transport.congestion.delay``: additive increase below a target round trip, above it a decrease by 0.8 of the excess, at
 most halving, once a round trip; loss is not congestion. No pacing: no window is below one packet. Of flows that send in portions
-also its filter and, with a ``flow_target``, its scaling for small windows.
+also its filter, its probes for the least round trip and, with a ``flow_target``, its scaling for small windows; those are paced
+(``sender.pace``).
 """
 
 from __future__ import annotations
