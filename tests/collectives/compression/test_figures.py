@@ -126,6 +126,13 @@ def test_speed_ups_and_tables():
         "best static": 1.5, "worst static": 6.0, "accordion": 5.0, "dense": 10.0
     }  # fmt: skip
     assert gravac.table(found, "cnn").row_count == len(times)
+    without = [made for made in found if not made["method"].startswith("topk")]
+    assert gravac.speed_ups(without, "cnn") == {"accordion": 5.0, "dense": 10.0}, "no static arm was trained"
+    other = [*without, record("randomk(0.1)", 8.0)]
+    assert (
+        gravac.speed_ups(other, "cnn")["best static"] == gravac.speed_ups(other, "cnn")["worst static"] == 4.0
+    )
+    assert gravac.speed_ups(found[4:5], "cnn") == {}
     measured = [
         {"method": method, "rate_mbps": 200.0, "background": 0.0, "samples_per_s": 100.0 * (index + 1)}
         for index, method in enumerate(netsense.METHODS)
