@@ -77,7 +77,8 @@ VARIANTS = (
     Variant(label="no masking, largest of the model", together=True),
     Variant(label="no masking, character table whole", whole=ENDS[:1]),
     Variant(label="no masking, tables and head whole", whole=ENDS),
-    Variant(label="no masking, rate 0.1, warm-up of 20 %", lr=0.1, warmup=0.2),
+    Variant(label="no masking, rate 0.1, warm-up of 30 %", lr=0.1, warmup=0.3),
+    Variant(label="all three, tables and head whole", lr=0.1, warmup=0.3, whole=ENDS),
 )
 
 

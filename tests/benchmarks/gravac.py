@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.gravac [--models resnet,cnn,mlp] [--seeds 3] [--epochs 32] [--json FILE]
     python -m tests.benchmarks.gravac --arms "topk(0.01);gravac;gravac(theta_max=1000,gain=residual)"
-    python -m tests.benchmarks.gravac --models mlp --data fashion-mnist --label-noise 0 --epochs 24 --epoch-steps 110 \\
-        --gravac theta_max=1000,epsilon=0.5
+    python -m tests.benchmarks.gravac --models mlp --data fashion-mnist --label-noise 0 --seeds 1 --epochs 8 --epoch-steps 58 \\
+        --gravac theta_max=1000,epsilon=0.5 --arms "gravac;none"
 
 Four workers train for real on digits (the transformer on text), or on ``--data``. Every method's rounds run between four ranks on
 a network without protocol in virtual time (tests/benchmarks/ideal_network.py), on which a model's own gradient takes
