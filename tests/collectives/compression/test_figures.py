@@ -14,7 +14,7 @@ from dblp.collectives.compression.rounds import Compression
 from dblp.errors import UnsupportedError
 from dblp.sim.loop import run as run_virtual
 from dblp.transport.policy import Bounded
-from tests.benchmarks import compression, gravac, netsense
+from tests.benchmarks import compression, dgc_causes, gravac, netsense
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star
 from tests.benchmarks.ideal_network import HEADERS, IdealNetwork
 from tests.collectives.worlds import run_memory
@@ -106,6 +106,62 @@ def test_workers_that_compress(method, ideal):
     workers.close()
 
 
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_dgc_written_a_second_time_is_the_same(masking, momentum):
+    """Averages of both, over a warm-up and what follows, where a sampled threshold is exact: parameters are small."""
+    shapes, steps = {"a": (40, 30), "b": (30,), "c": (20, 10)}, 12
+    parts = Bucket([Part(name, shape) for name, shape in shapes.items()])
+    method = f"dgc(0.02,nesterov=true,momentum={momentum},masking={masking},warmup=4)"
+    workers = CompressedWorkers(
+        method, Star(rate_bps=1e9, ideal=True), parts, ranks=4, compute_s=0.0, epoch_steps=1, seed=1
+    )
+    variant = dgc_causes.Variant(label="", ratio=0.02, masking=masking, momentum=momentum, warmup=4 / steps)
+    second = dgc_causes.Workers(variant, list(shapes), list(shapes.values()), steps)
+    for step in range(steps):
+        gradients = np.random.default_rng(step).standard_normal((4, 1430)).astype(np.float32)
+        wanted = second.all_reduce(gradients.copy())
+        np.testing.assert_allclose(workers.all_reduce(gradients), wanted, rtol=1e-5, atol=1e-5)
+    assert 0 < second.times.mean() < 2, "of 8 steps after the warm-up"
+    workers.close()
+
+
+def test_dgc_s_variants():
+    """What is sent whole or chosen from the whole model, and the table."""
+    shapes = {"_characters.weight": (40, 30), "b": (30,), "_layers.weight": (20, 10)}
+    gradients = np.random.default_rng(0).standard_normal((4, 1430)).astype(np.float32)
+    gradients[:, 1230:] *= 100.0
+
+    def average(**more):
+        variant = dgc_causes.Variant(label="", ratio=0.02, warmup=0.0, **more)
+        return dgc_causes.Workers(variant, list(shapes), list(shapes.values()), 10).all_reduce(
+            gradients.copy()
+        )
+
+    assert 24 < np.count_nonzero(average()[:1200]) <= 4 * 24
+    assert not average(together=True)[:1200].any() and average(together=True)[1230:].any()
+    np.testing.assert_allclose(
+        average(whole=("_characters",))[:1230], 1.9 * gradients.mean(0)[:1230], rtol=1e-4
+    )
+    assert np.abs(average(clip=0.1)).max() < 0.1
+    np.testing.assert_allclose(average(compressed=False), gradients.mean(0), rtol=1e-4)
+    dense = {"label": "none", "compressed": False, "perplexity": 8.0} | dict.fromkeys(
+        ("times_mean", "times_median", "never_share")
+    )
+    sparse = dense | {
+        "compressed": True,
+        "perplexity": 9.0,
+        "times_mean": 4.0,
+        "times_median": 1.0,
+        "never_share": 0.5,
+    }
+    shown = dgc_causes.table([dense, sparse])
+    assert list(shown.columns[2].cells) == ["+0.0%", "+12.5%"] and list(shown.columns[5].cells) == [
+        "",
+        "50.0%",
+    ]
+
+
 def test_speed_ups_and_tables():
     def record(method, seconds):
         return {
@@ -126,6 +182,13 @@ def test_speed_ups_and_tables():
         "best static": 1.5, "worst static": 6.0, "accordion": 5.0, "dense": 10.0
     }  # fmt: skip
     assert gravac.table(found, "cnn").row_count == len(times)
+    without = [made for made in found if not made["method"].startswith("topk")]
+    assert gravac.speed_ups(without, "cnn") == {"accordion": 5.0, "dense": 10.0}, "no static arm was trained"
+    other = [*without, record("randomk(0.1)", 8.0)]
+    assert (
+        gravac.speed_ups(other, "cnn")["best static"] == gravac.speed_ups(other, "cnn")["worst static"] == 4.0
+    )
+    assert gravac.speed_ups(found[4:5], "cnn") == {}
     measured = [
         {"method": method, "rate_mbps": 200.0, "background": 0.0, "samples_per_s": 100.0 * (index + 1)}
         for index, method in enumerate(netsense.METHODS)
