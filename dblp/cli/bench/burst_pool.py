@@ -34,9 +34,10 @@ def virtual_results(plan: BurstPlan, cases: list[Case], jobs: int) -> Iterator[B
             "a process of the benchmark was killed, perhaps for want of memory: see dmesg, or run it with --jobs 1"
         ) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():  # of the pool alone: the command has no others
             process.kill()
+        # Waited for, as the interpreter's exit would wake a pool that is just closing, and print what that raises.
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run(case: Case, plan: BurstPlan) -> BurstResult:
