@@ -192,13 +192,14 @@ def _in_groups(
 
 
 def ps(graph: Graph, hosts: Hosts, nbytes: int, starts: Ints, cls: int, servers: int) -> Ints:
-    """The first ranks are servers with a share each: the others send them their gradients and get the sums."""
+    """Ranks at equal distances are servers with a share each: the others send them their gradients and get the sums."""
     share = -(-nbytes // servers)
     ends = graph.tasks(hosts)
-    graph.order(starts[:servers], ends[:servers])
+    serving = np.arange(servers) * len(hosts) // servers  # not under one leaf, whose links all would meet in
+    graph.order(starts[serving], ends[serving])
     batch = graph.next_batch()
-    for server in range(servers):
-        workers = np.roll(np.arange(servers, len(hosts)), -server)
+    for turn, server in enumerate(serving.tolist()):
+        workers = np.roll(np.setdiff1d(np.arange(len(hosts)), serving), -turn)
         push = graph.flows(hosts[workers], hosts[server], share, leg=0, cls=cls, batch=batch)
         graph.order(starts[workers], push)
         summed = graph.tasks(hosts[server])

@@ -32,7 +32,7 @@ class WorkloadSpec:
     rounds: int = 1
     """all_reduce, incast, permutation: so many, one after another."""
     servers: int = 1
-    """ps: hosts that are servers, the first; each has a share of the gradient."""
+    """ps: ranks that are servers, each with a share of the gradient: at equal distances, rank 0 among them."""
     segment: ByteCount = ByteCount(0)
     """ring, direct: parts of a shard that go on as soon as they have come; the collectives' are a chunk each, of which the
     endpoint makes bursts. 0: a shard goes on as a whole."""

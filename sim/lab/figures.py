@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dblp.errors import LocalError
+from dblp.sim.log_axes import plain_numbers
 from dblp.units import format_bytes
 
 COLOURS = ("#8c8c8c", "#4d4d4d", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -88,7 +89,7 @@ def distributions(document: Document, form: str = "svg") -> bytes:
                 )
             panel.set(xscale="log", yscale="log", xlabel="t (ms)", ylim=(None, 130))
             panel.set_title(f"{format_bytes(nbytes)}: rounds slower than t (%)")
-            _plain(panel.xaxis, panel.yaxis)
+            plain_numbers(panel.xaxis, panel.yaxis)
         _legend(figure, axes[0, 0])
         return _bytes(figure, form)
 
@@ -104,13 +105,17 @@ def time_lines(document: Document, form: str = "svg") -> bytes:
         for nbytes in sizes:
             top = max(max(entry["seconds"]) for _, entry in _of_size(document, nbytes))
             least = min(min(entry["seconds"]) for _, entry in _of_size(document, nbytes))
+            begin = min(min(entry["start_s"]) for _, entry in _of_size(document, nbytes))
+            end = max(max(np.add(entry["start_s"], entry["seconds"])) for _, entry in _of_size(document, nbytes))
+            edge = 0.01 * (end - begin)
             for arm, entry in _of_size(document, nbytes):
                 panel = next(panels)
                 _shade(panel, document, entry)
                 _dots(panel, entry, colours(document)[arm])
                 panel.set(yscale="log", ylim=(1e3 * least / 1.3, 1e3 * top * 1.3), ylabel="ms")
+                panel.set_xlim(begin - edge, end + edge)  # one time line for all arms, which took turns
                 panel.set_title(f"{arm}, {format_bytes(nbytes)}", fontsize=9.5, fontweight="normal")
-                _plain(panel.yaxis)
+                plain_numbers(panel.yaxis, low=True)
             panel.set_xlabel("time (s); shaded: bursts" if document["bursts"] else "time (s)")
         return _bytes(figure, form)
 
@@ -204,13 +209,6 @@ def _dots(panel: Any, entry: Mapping[str, Any], colour: str) -> None:
 
 def _name(record: Mapping[str, Any]) -> str:
     return record["arm"] if record["bytes"] is None else f"{record['arm']}, {format_bytes(record['bytes'])}"
-
-
-def _plain(*log_axes: Any) -> None:
-    """Write 0.1, 1, 10 rather than powers."""
-    for axis in log_axes:
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_formatter(lambda value, _: "")
 
 
 def _legend(figure: Any, axes: Any) -> None:

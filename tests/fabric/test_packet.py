@@ -269,6 +269,16 @@ def test_algorithms_send_what_they_must_and_end(algorithm, ranks, flows, total):
     assert_conserved(outcome)
 
 
+def test_parameter_servers_stand_apart_and_each_has_a_share_of_all_gradients():
+    flows = run_packet(
+        leaf_spine(workload__algorithm="ps", workload__ranks=16, workload__servers=4, workload__size=16_000)
+    ).flows
+    pushed = flows[flows["leg"] == 0]
+    assert sorted({int(server) for server in pushed["target"]}) == [0, 4, 8, 12]
+    assert len(pushed) == 4 * 12
+    assert (pushed["bytes"] == 4_000).all()
+
+
 def test_training_steps_cost_their_computation_and_what_is_not_hidden():
     from dblp.sim.fabric.traces import load_trace
 

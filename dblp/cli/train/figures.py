@@ -13,6 +13,7 @@ from dblp.cli.output import make_folder
 from dblp.cli.train.outcome import Floats, Outcome
 from dblp.cli.train.policies import BOUNDED, EXACT, GLOO
 from dblp.errors import LocalError
+from dblp.sim.log_axes import plain_numbers
 
 _COLOURS = {GLOO: "#aaaaaa", EXACT: "#0072B2", BOUNDED: "#D55E00"}
 """Okabe and Ito's palette: told apart with any kind of colour vision."""
@@ -69,7 +70,7 @@ def _draw_curves(axes: Any, outcomes: Sequence[Outcome]) -> None:
     axes.set(title="Training loss", xlabel="epoch", yscale="log")
     _whole_epochs(axes)
     axes.legend()
-    _plain_numbers(axes.yaxis)
+    plain_numbers(axes.yaxis)
 
 
 def _draw_accuracy(axes: Any, outcomes: Sequence[Outcome]) -> None:
@@ -103,13 +104,7 @@ def _draw_times(axes: Any, outcomes: Sequence[Outcome]) -> None:
         title="All-reduce: share of rounds slower than t (%)", xlabel="t (ms)", xscale="log", yscale="log"
     )
     axes.set_ylim(None, 130)
-    _plain_numbers(axes.xaxis, axes.yaxis)
-
-
-def _plain_numbers(*log_axes: Any) -> None:
-    """Write 0.1, 1, 10 rather than powers."""
-    for axis in log_axes:
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    plain_numbers(axes.xaxis, axes.yaxis)
 
 
 def _whole_epochs(axes: Any) -> None:
