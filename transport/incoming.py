@@ -91,8 +91,10 @@ class Incoming:
     def accept(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8], cls: int) -> int:
         """Place the new ones of these chunks of one class (any order, duplicates allowed); ``rows`` (n, payload bytes) uint8.
         Returns how many were new."""
-        order = np.argsort(chunks, kind="stable")
-        chunks, rows = chunks[order], rows[order]
+        # Rows are copied only where they must be: most of what comes is ascending and new.
+        if not (chunks[1:] > chunks[:-1]).all():
+            order = np.argsort(chunks, kind="stable")
+            chunks, rows = chunks[order], rows[order]
         fresh = ~self.have[chunks]
         fresh[1:] &= chunks[1:] != chunks[:-1]
         if not fresh.all():
@@ -172,6 +174,8 @@ class Incoming:
         flat = chunks.reshape(-1)
         if scatter is None or not (flat[1:] > flat[:-1]).all() or self.have[flat].any():
             return False
+        if len(chunks) == 1 and self._few_runs(flat, rows[0], cls):
+            return True
         self._note_scattered(flat, cls)
         scatter(chunks, rows)
         if self.on_scattered is not None:
@@ -180,6 +184,19 @@ class Incoming:
             starts = [0, *(np.flatnonzero(flat[1:] - flat[:-1] != 1) + 1).tolist(), len(flat)]
             for start, stop in itertools.pairwise(starts):
                 self.on_chunks(int(flat[start]), stop - start)
+        return True
+
+    def _few_runs(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[Any], cls: int) -> bool:
+        """Place a burst of new chunks run by run, if it has only a few: rows that lie together are placed faster."""
+        span = int(chunks[-1]) - int(chunks[0]) + 1
+        if span == len(chunks):
+            self.accept_run(int(chunks[0]), rows, cls)
+            return True
+        starts = np.flatnonzero(chunks[1:] - chunks[:-1] != 1) + 1
+        if len(starts) >= MANY_RUNS:
+            return False
+        for low, high in itertools.pairwise((0, *starts.tolist(), len(chunks))):
+            self.accept_run(int(chunks[low]), rows[low:high], cls)
         return True
 
     # --- completion

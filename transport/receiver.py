@@ -137,17 +137,23 @@ class PeerReceiver:
         if spec.chunk_bytes != payload or count > wire.BURST_DATAGRAMS or header[9] != len(message.have):
             return 0
         spacing, offset = slab.spacing, slab.offset + done * slab.spacing
+        bursts = min(slab.supers - done, TRAIN_SUPERS)
         if message.tagged:
-            bursts = self._take_tagged(message, slab, offset, min(slab.supers - done, TRAIN_SUPERS), header)
+            bursts = self._take_gapped(message, slab, offset, bursts, header)
         else:
-            bursts = min(slab.supers - done, TRAIN_SUPERS, (spec.nbytes // payload - first) // count)
-            if bursts < 1 or first < message.high:
+            whole = min(bursts, (spec.nbytes // payload - first) // count)
+            if whole < 1:
                 return 0
-            rows = np.ndarray((bursts, count, 6), np.uint64, slab.arena, offset, (spacing, slab.size, 8))
-            bursts = self._expectation(rows, header).intact(rows, bursts, first, seq)
-            if bursts:
+            rows = np.ndarray((whole, count, 6), np.uint64, slab.arena, offset, (spacing, slab.size, 8))
+            intact = self._expectation(rows, header).intact(rows, whole, first, seq)
+            if not intact:  # results that waited for a repair leave together
+                bursts = self._take_gapped(message, slab, offset, bursts, header)
+            elif message.is_new(first, intact * count):
+                bursts = intact
                 payloads = self._payloads(message, slab, offset, bursts)
                 message.accept_train(first, payloads, header[2] & wire.CLASS_MASK)
+            else:
+                return 0
         if not bursts:
             return 0
         message.last_useful = now
@@ -163,10 +169,10 @@ class PeerReceiver:
             self._on_last(message_id, header, now)
         return bursts
 
-    def _take_tagged(
+    def _take_gapped(
         self, message: Incoming, slab: Slab, offset: int, bursts: int, header: tuple[int, ...]
     ) -> int:
-        """The train of a tagged message: its chunks may have gaps. Returns how many bursts were placed."""
+        """A train whose chunks may have gaps, as those of tagged messages do. Returns how many bursts were placed."""
         spec, count, cls = message.spec, slab.count, header[2] & wire.CLASS_MASK
         assert spec is not None
         shape, strides = (bursts, count, 6), (slab.spacing, slab.size, 8)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dblp.collectives.algorithms.grid import runs
+from dblp.collectives.algorithms.grid import runs, segment_chunks
 from dblp.collectives.algorithms.sinks import whole_rows, words
 from dblp.collectives.reduction import energy
 from dblp.transport.interface import Sending
@@ -115,6 +115,9 @@ class Outlet(Node):
         self._missing: Bools | None = None
         self._final = False
         self._awaited = span.chunks if whole and waits else 0  # chunks without which nothing leaves
+        self._segments = (
+            Segments(span.chunks, segment_chunks(spec.chunk_bytes)) if waits and not spec.budget else None
+        )
         self._sending: Sending | None = None
 
     def post(self) -> None:
@@ -142,7 +145,11 @@ class Outlet(Node):
             if self._awaited:
                 return
             low, high = self.span.low, self.span.high
-        self._sending.offer(low - self.span.low, high - low)
+        if self._segments is not None:
+            for first, count in self._segments.ready(low - self.span.low, high - self.span.low):
+                self._sending.offer(first, count)
+        else:
+            self._sending.offer(low - self.span.low, high - low)
         if self._offered is not None:
             self._offered[low - self.span.low : high - self.span.low] = True
             if self._final:
@@ -155,7 +162,12 @@ class Outlet(Node):
             self.ready(int(chunks[-1]), int(chunks[-1]) + 1)
             return
         which = chunks - np.uint32(self.span.low)
-        self._sending.offer_scattered(which)
+        if self._segments is not None:
+            for first, count in runs(which):
+                for start, length in self._segments.ready(first, first + count):
+                    self._sending.offer(start, length)
+        else:
+            self._sending.offer_scattered(which)
         if self._offered is not None:
             self._offered[which] = True
             if self._final:
@@ -187,6 +199,38 @@ class Outlet(Node):
             for first, end in true_runs(self._missing[low - base : high - base], low):
                 self.flow.keep_sent(Span(first, end), ranks=self.ranks)
         self.done(low, high)
+
+
+class Segments:
+    """Which segments of a message, a burst of chunks each, are complete. What leaves segment by segment leaves as whole bursts,
+    without gaps where a chunk waits for its repair: gaps cost both ends a multiple, and grow from hop to hop."""
+
+    __slots__ = ("_chunks", "_left", "_segment")
+
+    def __init__(self, chunks: int, segment: int) -> None:
+        self._chunks = chunks
+        self._segment = segment
+        self._left = [min(segment, chunks - low) for low in range(0, chunks, segment)]
+
+    def ready(self, low: int, high: int) -> list[tuple[int, int]]:
+        """These chunks are there: runs of chunks (first, count) whose segments are complete now."""
+        segment, left = self._segment, self._left
+        found: list[tuple[int, int]] = []
+        first = stop = -1
+        for index in range(low // segment, (high - 1) // segment + 1):
+            start = index * segment
+            end = min(start + segment, self._chunks)
+            left[index] -= min(high, end) - max(low, start)
+            if left[index]:
+                continue
+            if stop != start:
+                if first >= 0:
+                    found.append((first, stop - first))
+                first = start
+            stop = end
+        if first >= 0:
+            found.append((first, stop - first))
+        return found
 
 
 class Stage(Node):
