@@ -106,7 +106,9 @@ def time_lines(document: Document, form: str = "svg") -> bytes:
             top = max(max(entry["seconds"]) for _, entry in _of_size(document, nbytes))
             least = min(min(entry["seconds"]) for _, entry in _of_size(document, nbytes))
             begin = min(min(entry["start_s"]) for _, entry in _of_size(document, nbytes))
-            end = max(max(np.add(entry["start_s"], entry["seconds"])) for _, entry in _of_size(document, nbytes))
+            end = max(
+                max(np.add(entry["start_s"], entry["seconds"])) for _, entry in _of_size(document, nbytes)
+            )
             edge = 0.01 * (end - begin)
             for arm, entry in _of_size(document, nbytes):
                 panel = next(panels)

@@ -69,7 +69,9 @@ def test_results_that_come_one_by_one_share_a_burst():
     assert out.take_runs(4) is None and out.take_run(4) == (99, 1), "the only one"
     out.offer(0, 5)
     out.offer(20, 8)
-    assert out.take_runs(5) is None and out.take_runs(10) is None, "the next run is enough: half a burst has no gaps"
+    assert out.take_runs(5) is None and out.take_runs(10) is None, (
+        "the next run is enough: half a burst has no gaps"
+    )
     taken = out.take_runs(12)
     assert taken is not None and taken.tolist() == [0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 25, 26]
     limited = message(100, limit=10)
