@@ -318,9 +318,9 @@ class Outgoing:
         return first, count
 
     def take_runs(self, most: int) -> npt.NDArray[np.uint32] | None:
-        """Next first transmissions of several runs, ascending, at most ``most`` chunks; None where the next run is the only one, or
-        makes half a burst by itself: bursts without gaps are cheaper. Results that waited for a repair come behind others, one by
-        one: together they cost one burst."""
+        """Next first transmissions of several runs, ascending, at most ``most`` chunks; None where the next run is the only one,
+        or makes half a burst by itself: bursts without gaps are cheaper. Results that waited for a repair come behind others, one
+        by one: together they cost one burst."""
         room = min(most, self.per_burst)
         if len(self.queue) < 2 or 2 * self.queue[0][1] >= room or self.queue[1][0] >= self.limit:
             return None
