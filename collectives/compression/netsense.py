@@ -4,9 +4,12 @@ In each iteration the data in flight are compared with 0.9 of the bandwidth-dela
 congestion, and the share that is sent falls to what fits; else it rises by a step, twice as large each time in a row, or half way
 to what fits. What is sent goes through the paper's pipeline, in another order: the smaller part of each parameter's elements is
 pruned, the largest of the rest are selected, and their values are rounded to half precision; a small share sets in motion all
-three, a larger one less. The paper's abstract names quantisation first. Rounding keeps the order of magnitudes, so the same elements are
-selected either way but for ties that it makes and what half precision cannot hold; and only what is sent needs to be rounded.
+three, a larger one less. The paper's abstract names quantisation first. Rounding keeps the order of magnitudes, so the same
+elements are selected either way but for ties that it makes and what half precision cannot hold; and only what is sent is rounded.
 Where everything fits, or would be no more data than its entries, everything is sent as it is: compression is off.
+
+Under a loss policy the bytes that count are those that were posted: up to the budget's share of them may not have come, so the
+bandwidth may be taken for so much more than it is.
 
 All ranks decide alike: their times, delays and bytes are reduced beside the rounds (``iterations.py``). docs/compression.md has
 the differences from the paper and from the authors' code.
