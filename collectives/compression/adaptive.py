@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dblp.collectives.compression.base import Array, Job, finite, narrowed, widened
+from dblp.collectives.compression.base import Array, Job, finite, narrowed, note_lost, widened
 from dblp.collectives.compression.entries import to_half
 from dblp.collectives.compression.iterations import Iteration, Iterations
 from dblp.collectives.compression.link import Link
@@ -29,7 +29,6 @@ class Adaptive(Sparse):
     """
 
     __slots__ = ()
-    exact_only: ClassVar[str] = "it decides from what exact rounds took and kept; use policy=dblp.Exact()"
     op: ClassVar[str]
     """By which the ranks' figures are reduced."""
 
@@ -64,13 +63,14 @@ class Adaptive(Sparse):
         return self.encode_whole(job) if job.notes["whole"] else Sparse.compress(self, job)
 
     async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
-        """The data, and beside those of the first bucket of an iteration the figures."""
+        """The data, which may lose something where there is a policy, and beside those of the first bucket of an iteration the
+        figures, which may not."""
         began = link.now_s
         figures: Array | None = job.notes.get("figures")
         beside = [] if figures is None or not figures.size else [link.sum(figures, self.op)]
         data: Awaitable[Any]
         if self.summed(job):
-            data = link.collect(link.sum(sent, "avg", self.whole_type(job)))
+            data = link.collect(link.sum(sent, "avg", self.whole_type(job), lost=note_lost(job)))
         else:
             data = await Sparse.exchange(self, job, sent, link)
 
@@ -103,6 +103,17 @@ class Adaptive(Sparse):
         if not self.summed(job):
             return Sparse.own_part(self, job, sent)
         return job.zeros() if job.spoiled else self.decode_whole(job, sent)
+
+    def uncounted(self, job: Job, sent: Array) -> Array | None:
+        """Entries, or lanes of a sum."""
+        if not self.summed(job):
+            return Sparse.uncounted(self, job, sent)
+        lost: Array | None = job.notes.get("lost")
+        return None if lost is None or job.spoiled else self.decode_lost(job, lost)
+
+    def decode_lost(self, job: Job, lanes: Array) -> Array:
+        """What of a sum was lost, a new (size,): wide already."""
+        return lanes.astype(job.memory.dtype)
 
     def ended(self, job: Job) -> None:
         """The bucket no longer holds up the next iteration."""

@@ -18,7 +18,9 @@ what of the rank's own part nobody has counted, which returns to its residual (`
 
 What is not finite. A rank whose values hold an infinity or NaN sends nothing of that bucket but the news of it: the average is
 NaN in every element, on every rank, so that whoever scales losses sees it. On that rank the elements at fault restart at zero,
-all others stay withheld. So it is passed on, and never enters a residual.
+all others stay withheld. So it is passed on, and never enters a residual. What the other ranks sent in such a round is lost, and
+with it what of it they had withheld before: their residuals do not get it back, as the gradients of a skipped step are not kept
+without compression either.
 
 A method is a frozen dataclass of its options (``transport/spec.py``) without state of its own: a bucket's state is its
 ``Memory``, what belongs to a parameter as a whole is in ``job.factors``, and randomness is drawn by the number of the round.
@@ -155,9 +157,6 @@ class Method(Element, ABC):
     __slots__ = ()
     follows_phases: ClassVar[bool] = False
     """It sends by ``job.phases``, which a controller must decide."""
-
-    exact_only: ClassVar[str] = ""
-    """Why the method cannot run in rounds that may lose something; empty: it can."""
 
     @property
     def keeps(self) -> bool:

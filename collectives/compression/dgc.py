@@ -74,14 +74,18 @@ class DGC(PartlyDense):
         if memory.velocity is None and self.momentum:
             memory.velocity = memory.zeros()
         velocities = job.values if memory.velocity is None else memory.velocity  # unused without momentum
+        dense = [np.empty(0, gradient.dtype)]
         flats = zip(*(job.bucket.cut(flat) for flat in (gradient, velocities, job.values)), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             for part, (new, velocity, value) in zip(job.bucket.parts, flats, strict=True):
-                if not self.dense(job, part):
-                    self._accumulate(self._clipped(new, job.world_size), velocity, value)
+                clipped = self._clipped(new, job.world_size)
+                if self.dense(job, part):
+                    dense.append(clipped)
+                else:
+                    self._accumulate(clipped, velocity, value)
         drop_spoiled(job, job.values, velocities)
-        job.notes["dense"] = dense = self.dense_of(job, gradient)
-        job.spoiled |= not finite(dense)
+        job.notes["dense"] = np.concatenate(dense)
+        job.spoiled |= not finite(job.notes["dense"])
 
     def select(self, job: Job) -> Indices:
         """The largest of each parameter, by a sampled threshold."""

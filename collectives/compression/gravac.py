@@ -2,7 +2,8 @@
 
 In each round theta_min is applied to gradient and residual once, and the further levels to its result (multi-level
 compression): level i is the largest of what level i - 1 would send. So the gain of every level is known in every iteration, and
-one level, or everything, is sent; ``search.py`` chooses. There is one residual: whatever is not sent.
+one level, or everything, is sent; ``search.py`` chooses. There is one residual: whatever is not sent, and what a loss policy let
+go missing of it. Gains are of what is sent, whether it arrives or not.
 
 Decisions rest on figures that all ranks have: the ranks' norms and times of an iteration are summed beside the rounds of the next
 one (``iterations.py``). docs/compression.md has the differences from the paper and from the released code.
@@ -87,6 +88,11 @@ class GraVAC(Adaptive):
         Adaptive.__post_init__(self)
         if self.theta_max < self.theta_min:
             raise ConfigError(f"gravac: theta_max={self.theta_max:g} is below theta_min={self.theta_min:g}")
+        if self.compressor == "randomk" and (self.values != "full" or self.indices != "plain"):
+            raise ConfigError(
+                f"gravac(compressor=randomk) with values={self.values}, indices={self.indices}: values are summed in full and no "
+                "index is sent; leave both out"
+            )
 
     @property
     def thetas(self) -> tuple[float, ...]:
@@ -196,6 +202,10 @@ class GraVAC(Adaptive):
         out = job.zeros()
         out[self._drawn(job, self.target(job))] = lanes
         return out
+
+    def decode_lost(self, job: Job, lanes: Array) -> Array:
+        """The same of what was lost."""
+        return self.decode_whole(job, lanes) if job.notes["lanes"] else Adaptive.decode_lost(self, job, lanes)
 
     def _nested(self, job: Job) -> list[Indices]:
         """The indices of each level, ascending: theta_min's of all elements, the others' of the level's before."""

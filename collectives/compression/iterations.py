@@ -68,9 +68,9 @@ class Iterations:
         self.last: Iteration | None = None
         """The one before; None at first."""
         self.count = 0
+        """How many have begun here."""
         self.probed_s = 0.0
         """Delay of the network, as a round of one number told it; 0: none did."""
-        """How many have begun here."""
         self._number = -1
         self._seen: set[tuple[tuple[str, int], ...]] = set()
         self._open = 0

@@ -34,7 +34,7 @@ def check_lossy(policy: Policy, method: Method, world_size: int) -> None:
     ``check_policy``."""
     if not policy.lossy and not policy.hadamard:
         return
-    reason = method.exact_only or _reason(policy)
+    reason = _reason(policy)
     check_policy(policy, world_size)
     if not all(contributes(policy.algorithm, rank) for rank in range(world_size)):
         reason = (

@@ -2,9 +2,14 @@
 
 In each iteration the data in flight are compared with 0.9 of the bandwidth-delay product (``sensing.py``): more of them are
 congestion, and the share that is sent falls to what fits; else it rises by a step, twice as large each time in a row, or half way
-to what fits. What is sent goes through the paper's pipeline: values are quantised to half precision, the smaller part of each
-parameter's elements is pruned, and the largest of the rest are sent; a small share sets in motion all three, a larger one less.
+to what fits. What is sent goes through the paper's pipeline, in another order: the smaller part of each parameter's elements is
+pruned, the largest of the rest are selected, and their values are rounded to half precision; a small share sets in motion all
+three, a larger one less. The paper's abstract names quantisation first. Rounding keeps the order of magnitudes, so the same
+elements are selected either way but for ties that it makes and what half precision cannot hold; and only what is sent is rounded.
 Where everything fits, or would be no more data than its entries, everything is sent as it is: compression is off.
+
+Under a loss policy the bytes that count are those that were posted: up to the budget's share of them may not have come, so the
+bandwidth may be taken for so much more than it is.
 
 All ranks decide alike: their times, delays and bytes are reduced beside the rounds (``iterations.py``). docs/compression.md has
 the differences from the paper and from the authors' code.
@@ -55,6 +60,8 @@ _BLIND = 0.25
 """Of the share, a step at most: more would overshoot what small shares are, and fall again."""
 _HALF_WAY = 0.5
 """To what fits, by the last rounds' bandwidth, at once: steps alone take too long to find that a network has become faster."""
+_ALIKE = 1.0 - 1e-9
+"""Of the bytes of an all-reduce: entries of as many are no saving."""
 _PROBE_EVERY = 50
 """Iterations from one measurement of the delay to the next, where the transport tells none."""
 _SCALARS = 4
@@ -165,20 +172,34 @@ class NetSense(Adaptive):
         """The share of the next iteration. ``sent_share``: of the iteration that was sensed (0: everything); ``elements``: of
         the model."""
         fits = self.threshold * control.sensing.bdp_bytes
-        others, width = job.world_size - 1, job.memory.dtype.itemsize
+        others = job.world_size - 1
         whole = 2.0 * others / job.world_size * elements * job.gradient.itemsize
-        entry = _entry_bytes(job, 2 if self.quantise > self.least or self.values == "fp16" else width)
-        each = max(others * elements * entry, 1.0)
-        worth = whole / each  # of more entries than this, everything is as little
+        each = others * elements  # of these, as many bytes as an entry has
+        most = self._room(job, whole, each)
         if not others or whole <= fits:
             control.off()
         elif control.sensing.data_bytes <= fits:
-            control.rise(self.increase, fits / each, worth)
+            control.rise(self.increase, self._room(job, fits, each), most)
         elif not control.share and not sent_share:
-            control.begin(min(max(fits / each, self.least), worth))
+            control.begin(min(max(self._room(job, fits, each), self.least), most))
         elif sent_share:
             factor = min(max(fits / control.sensing.data_bytes, self.decrease), _GENTLE)
             control.fall(max(sent_share * factor, self.least))
+        if control.share and control.share * each * self._entry_bytes(job, control.share) >= _ALIKE * whole:
+            control.off()  # the same bytes bring everything
+
+    def _entry_bytes(self, job: Job, share: float) -> float:
+        """Of an entry with a plain index, where ``share`` is sent."""
+        size = max(job.bucket.size, 1)
+        width = 2 if self._halves(share) else job.memory.dtype.itemsize
+        return (entries.plain_bytes(size, size, width) - entries.HEADER.itemsize) / size
+
+    def _room(self, job: Job, nbytes: float, each: float) -> float:
+        """The largest share whose entries are ``nbytes`` at most. Values get wider at ``quantise``: shares above it may not fit
+        where those just below do."""
+        below = float(np.nextafter(self.quantise, 0.0))
+        wide, narrow = (nbytes / max(each * self._entry_bytes(job, share), 1.0) for share in (1.0, below))
+        return max(wide, min(narrow, below))
 
     async def _probe(self, link: Link, course: Iterations) -> None:
         """Where the transport does not tell the delay: the time of a round of one number, after one that ranks meet in."""
@@ -212,8 +233,11 @@ class NetSense(Adaptive):
     # what is sent
 
     def halves(self, job: Job) -> bool:
-        """The first step of the pipeline."""
-        return self.values == "fp16" or job.notes["share"] < self.quantise
+        """The last step of the pipeline, on what was selected."""
+        return self._halves(job.notes["share"])
+
+    def _halves(self, share: float) -> bool:
+        return self.values == "fp16" or share < self.quantise
 
     def target(self, job: Job) -> int:
         """Of the bucket, by the share."""
@@ -234,9 +258,3 @@ class NetSense(Adaptive):
                 rank = min(int(self.prune * sample.size), sample.size - 1)
                 flat[np.abs(flat) < np.partition(sample, rank)[rank]] = 0
         return values
-
-
-def _entry_bytes(job: Job, value_bytes: int) -> float:
-    """Of an entry with a plain index."""
-    size = max(job.bucket.size, 1)
-    return (entries.plain_bytes(size, size, value_bytes) - entries.HEADER.itemsize) / size

@@ -12,8 +12,8 @@ their sums, which come apart again as long as they lie in -7..7. A contribution 
 
 Differences from QSGD: a block's scale is its largest magnitude, not its L2 norm, so that levels do not depend on the block's
 length; codes have a fixed length; and what rounding took away is kept (``feedback=false``: discarded, as in the paper). Kept, it
-is at most a step of each element. Differences from THC: no Hadamard rotation (nearly the same is to be had by ``block``), no
-table of levels that are not evenly spaced, and the sum has as many bits as a code.
+is at most a step of each element. Differences from THC: no Hadamard rotation (``block`` bounds what one large element does to
+the others' steps), no table of levels that are not evenly spaced, and the sum has as many bits as a code.
 """
 
 from __future__ import annotations

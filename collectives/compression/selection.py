@@ -18,8 +18,8 @@ SAMPLE_SHARE = 0.01
 """Of the elements that a threshold is estimated from (DGC's released code)."""
 LEAST_SAMPLE = 4096
 """Elements that a threshold is estimated from at least, if there are as many: it costs nothing and spares refinements."""
-LOWEST, HIGHEST = 0.8, 1.3
-"""A threshold will do if it selects between these times the target (DGC's released code)."""
+LOWEST = 0.8
+"""A threshold will do if it selects so many times the target; of what is above the target the largest are taken."""
 REFINEMENTS = 10
 """Times that a threshold is lowered (DGC's released code)."""
 _BLOCK = 1 << 15

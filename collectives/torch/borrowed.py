@@ -1,7 +1,8 @@
 """Compression of a DDP model over another backend's process group, such as gloo's: to compare, and where UDP can't go.
 
 The rounds are ``collectives/compression``'s own, with torch.distributed's collectives below them. They run on a process group of
-their own, on an event loop on a thread of its own, in the order in which DDP's hook is called: the same on all ranks. What a
+their own, on an event loop on a thread of its own, in the order in which DDP's hook is called: the same on all ranks. Gradients
+on a device are staged as the backend ``dblp`` stages them (``staging.py``): a round begins when its copy out has ended. What a
 backend does not tell (bytes on the wire, delays of the network) is not known here either: adaptive methods sense from the times
 of rounds.
 """
@@ -11,7 +12,7 @@ of rounds.
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -34,7 +35,10 @@ from dblp.collectives.torch.compression import (
     check_real,
     method_of,
 )
+from dblp.collectives.torch.staging import take_departures
 from dblp.collectives.torch.tensors import stage
+from dblp.collectives.torch.turns import Turns
+from dblp.collectives.torch.work import DblpWork
 from dblp.errors import ConfigError, DeadlineError, UnsupportedError
 
 Array = npt.NDArray[Any]
@@ -169,6 +173,7 @@ class BorrowedCompression(CompressedModel):
         self._layouts = Layouts(model.module)
         self._sizes = self._layouts.sizes
         self._parts = BucketParts()
+        self._turns = Turns()
         self._iterations, self._launched_all = 0, True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dblp-borrowed", daemon=True)
@@ -189,23 +194,31 @@ class BorrowedCompression(CompressedModel):
         tensor, iteration = bucket.buffer(), self._iterations - 1
         parts = self._parts.of(bucket, self._layouts.of(bucket))
         item = stage(tensor, arithmetic=True)
-        future: Future[torch.Tensor] = Future()
+        departures = take_departures()  # of this thread: the copy that has just been queued, if there is one
+        work = DblpWork(
+            "compressed all_reduce of a gradient",
+            self._timeout_s,
+            [tensor],
+            item.restore if item.copied else None,
+        )
+
+        def reduce() -> Awaitable[Report]:
+            return self._compression.all_reduce(
+                self._group,
+                item.array,
+                parts,
+                timeout_s=self._timeout_s,
+                iteration=iteration,
+                dtype=item.dtype,
+            )
 
         async def run() -> None:
             try:
-                await self._compression.all_reduce(
-                    self._group,
-                    item.array,
-                    parts,
-                    timeout_s=self._timeout_s,
-                    iteration=iteration,
-                    dtype=item.dtype,
-                )
-                item.restore()
-                future.set_result(tensor)
+                work.finish(await self._turns.start(departures, reduce), None)
             except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # torch's stub calls it a result
+                work.finish(None, error)
 
+        future: Future[torch.Tensor] = work.get_future().then(_only)
         asyncio.run_coroutine_threadsafe(run(), self._loop)
         return future
 
@@ -250,6 +263,11 @@ def compress_ddp(
 def _hook(state: BorrowedCompression, bucket: GradBucket) -> Future[torch.Tensor]:
     """DDP's hook; DDP requires the parameter's name."""
     return state.start(bucket)
+
+
+def _only(future: Future[list[torch.Tensor]]) -> torch.Tensor:
+    (tensor,) = future.value()
+    return tensor
 
 
 def _new_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:

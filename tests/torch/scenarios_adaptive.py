@@ -6,16 +6,21 @@
 import io
 import os
 import signal
+import threading
 from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dblp import TransportConfig, attach
+from dblp.collectives.torch import borrowed, staging
 from dblp.collectives.torch.borrowed import compress_ddp
 from dblp.errors import ConfigError, MismatchError, UnsupportedError
+from tests.torch.standin import StandIn, wait
 
 _SIZES = {"first": (200, 100), "second": (120, 10, 10), "third": (3_000,), "fourth": (50, 100)}
 _TEXTS = (
@@ -131,6 +136,55 @@ def adaptive_static_on_gloo(rank, world_size, folder):
             _equal_everywhere(averages)
             assert averages.isfinite().all() and averages.any()
         compression.close()
+    dist.destroy_process_group()
+
+
+class _Everything(StandIn):
+    """A device that all tensors are on."""
+
+    def of(self, tensor):
+        return self
+
+
+def adaptive_on_a_device(rank, world_size, folder):
+    """The hook returns while the device still computes the gradient, rounds take it from there, and who waits for the future sees
+    the average, though copies back take their time. The device is a stand-in, and so is what waits: DDP knows a real one only."""
+    _init(rank, world_size, folder, "gloo")
+    device = _Everything(copy_s=0.02)
+
+    def hook(state: borrowed.BorrowedCompression, bucket: GradBucket) -> Future[torch.Tensor]:
+        gradient, gate = bucket.buffer(), threading.Event()
+        computed = gradient.clone()
+        gradient.fill_(-1e6)
+        device.main.put("gate", lambda: wait(gate))
+        device.main.put("gradient", lambda: gradient.copy_(computed))
+        future = state.start(bucket)
+        assert not staging.take_departures(), "a copy that nobody waits for"
+        threading.Timer(0.05, gate.set).start()
+
+        def arrived(done: Future[torch.Tensor]) -> torch.Tensor:
+            wait(
+                device.current.record()
+            )  # as DDP's stream does: torch has it wait for the callback's current one
+            return done.value()
+
+        return future.then(arrived)
+
+    usual, none = borrowed._hook, staging.accelerators
+    for text in ("none", "topk(0.1)", "dgc(0.05)"):
+        expected = compress_ddp(reference := _model(), text)
+        borrowed._hook = hook
+        compression = compress_ddp(model := _model(), text)
+        borrowed._hook = usual
+        for number in range(3):
+            staging.accelerators = device
+            _, averages = _iterate(model, rank, number)
+            staging.accelerators = none
+            assert averages.any() and torch.equal(averages, _iterate(reference, rank, number)[1]), text
+        assert torch.equal(_withheld(compression), _withheld(expected))
+        compression.close()
+        expected.close()
+    assert {what.partition(":")[0] for what in device.log} == {"main", "out", "back"}
     dist.destroy_process_group()
 
 

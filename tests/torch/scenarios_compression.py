@@ -146,7 +146,7 @@ def compressed_under_a_policy(rank, world_size, folder):
     DDP makes its buckets anew; there is no second carry; a controller moves the budget."""
     _init(rank, world_size, folder, impair="loss(0.1),seed(7)")
     policy, missing = Bounded(0.4, carry=Carry(bound="none")), 0
-    for name in (name for name, method in METHODS.items() if not method.exact_only):
+    for name in METHODS:
         attachment = attach(model := _model(), policy, compression=_TEXTS.get(name, name))
         gap = torch.zeros(sum(int(np.prod(shape)) for shape in _SIZES.values()), dtype=torch.float64)
         for number in range(3):

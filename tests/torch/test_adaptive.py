@@ -11,7 +11,7 @@ def test_adaptive(ranks, scenario, backend):
     ranks(scenario, 2, backend=backend)
 
 
-@pytest.mark.parametrize("scenario", ["adaptive_static_on_gloo", "adaptive_refused"])
+@pytest.mark.parametrize("scenario", ["adaptive_static_on_gloo", "adaptive_on_a_device", "adaptive_refused"])
 def test_another_backend(ranks, scenario):
     ranks(scenario, 2)
 

@@ -13,6 +13,8 @@ from dblp.cli.memory import require_memory
 from dblp.cli.options import parse_choice, parse_list, parse_seeds
 from dblp.cli.output import check_outputs
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
+from dblp.collectives.compression.adaptive import Adaptive
+from dblp.collectives.compression.lossy import check_lossy
 from dblp.collectives.compression.registry import parse_compression
 from dblp.errors import ConfigError
 from dblp.transport.policy import Bounded
@@ -79,7 +81,7 @@ def compression(
         seeds=tuple(parse_seeds(seeds)),
     )
     for method in plan.methods:
-        parse_compression(method).check(plan.ranks)
+        _check(method, plan)
     check_outputs({"--json": json})
     require_memory(
         plan.ranks * plan.melem * _ELEMENT_BYTES,
@@ -151,6 +153,20 @@ def _methods(text: str) -> tuple[str, ...]:
     if not methods:
         raise ConfigError(f"--methods {text!r}: names no method; leave it out for all")
     return tuple(method for method in dict.fromkeys(methods) if method != "none")
+
+
+def _check(text: str, plan: CompressionPlan) -> None:
+    """Raise ConfigError for a method that cannot be measured here, before anything is."""
+    method = parse_compression(text)
+    if isinstance(method, Adaptive) or method.follows_phases:
+        benchmark = "netsense" if method.name == "netsense" else "gravac"
+        raise ConfigError(
+            f"--methods {text}: it decides while it trains, from the iterations before; what is timed here are single rounds. "
+            f"'python -m tests.benchmarks.{benchmark}' in the repository measures it, 'dblp train --compression {method.name}' "
+            "trains with it"
+        )
+    method.check(plan.ranks)
+    check_lossy(plan.policy, method, plan.ranks)
 
 
 def _rate(item: str) -> float:

@@ -9,10 +9,28 @@ from typing import Any
 import numpy as np
 
 from dblp.collectives.compression.base import Array, Bucket, Job, Method, Part, widened
+from dblp.collectives.compression.gravac import GraVAC
 from dblp.collectives.compression.memory import Memory
+from dblp.collectives.compression.netsense import _SIZE
+from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.compression.rounds import Compression
+from dblp.collectives.compression.search import _SCALARS, DENSE, Search
 from dblp.collectives.reduction import DTYPES, narrow_bfloat16
 
+STARTED: dict[str, float] = {
+    "netsense(least=0.002)": 0.05,
+    "netsense(prune=0.8,indices=delta)": 0.15,
+    "netsense(quantise=0.1)": 0.3,
+    "gravac(window=2,epsilon=0.01,scaling=geometric,theta_min=4)": 2,
+    "gravac(window=2,epsilon=0.01,compressor=dgc,indices=delta)": 1,
+    "gravac(window=2,epsilon=0.01,compressor=randomk)": 1,
+    "gravac(window=2,epsilon=0.01,compressor=redsync,values=fp16)": 1,
+    "gravac(window=2,epsilon=0.02)": DENSE,
+}
+"""Methods in the middle of a training: the share, or the level, at which ``started`` puts them. By themselves they begin with
+everything, and with theta_min."""
 TEXTS = [
+    *STARTED,
     "none",
     "topk(0.05)",
     "topk(0.05,indices=delta,values=fp16)",
@@ -61,6 +79,30 @@ SHAPES: list[list[tuple[int, ...]]] = [
 
 def bucket(shapes: list[tuple[int, ...]]) -> Bucket:
     return Bucket([Part(f"p{i}", shape) for i, shape in enumerate(shapes)])
+
+
+def started(text: str) -> dict[str, Array]:
+    """What a method of ``STARTED`` keeps of the model by then; nothing of the others."""
+    method = parse_compression(text)
+    if text not in STARTED:
+        return {}
+    if isinstance(method, GraVAC):
+        search = Search(method.rule, np.zeros(method.rule.size))
+        search.steps, search.position, search.settled = method.window, max(int(STARTED[text]), 0), True
+        state = search.state()
+        if STARTED[text] == DENSE:
+            state[_SCALARS - 1] = 1e30  # the norm of everything; no level's comes near it
+        return {".gravac": np.array([STARTED[text], *state])}
+    state = np.zeros(_SIZE)
+    state[0] = STARTED[text]
+    return {".netsense": state}
+
+
+def compression_of(text: str, **options: Any) -> Compression:
+    """A compression by a method, started."""
+    made = Compression(parse_compression(text), **options)
+    made._factors.update(started(text))
+    return made
 
 
 def gradient(size: int, dtype: str, seed: int = 0, *, spread: float = 2.0) -> Array:

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import METHODS, parse_compression
-from tests.collectives.compression.cases import SHAPES, TEXTS, agree, bucket, gradient, job, wide
+from tests.collectives.compression.cases import (
+    SHAPES,
+    STARTED,
+    TEXTS,
+    agree,
+    bucket,
+    gradient,
+    job,
+    started,
+    wide,
+)
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 EXACT = ("none", "topk", "redsync", "randomk", "threshold", "fp16", "bf16", "dgc", "gravac", "netsense")
@@ -18,6 +28,7 @@ EXACT = ("none", "topk", "redsync", "randomk", "threshold", "fp16", "bf16", "dgc
 
 def _compress(text, shapes, array, dtype, memory=None, **more):
     """(values before, own part of what was sent, values after, job, what was sent)"""
+    more = {"factors": started(text)} | more
     method, work = parse_compression(text), job(bucket(shapes), array, dtype, memory, **more)
     method.begin(work, wide(array, dtype))
     before = work.values.copy()
@@ -28,6 +39,20 @@ def _compress(text, shapes, array, dtype, memory=None, **more):
 
 def test_the_list_has_every_method():
     assert {parse_compression(text).name for text in TEXTS} == set(METHODS)
+
+
+@pytest.mark.parametrize("text", STARTED)
+def test_methods_in_the_middle_of_a_training_send_what_they_have_decided(text):
+    """So that the tests here see the ways that are only taken once something has been decided."""
+    array = gradient(bucket(SHAPES[0]).size, "float32")
+    _, own, after, work, _ = _compress(text, SHAPES[0], array, "float32")
+    if work.notes["whole"]:
+        assert text.startswith("gravac") and work.notes["level"] == STARTED[text] and not after.any()
+    elif text.startswith("gravac"):
+        assert work.notes["level"] == STARTED[text] > 0 and 0 < np.count_nonzero(own) < own.size / 10
+    else:
+        assert work.notes["share"] == STARTED[text]
+        assert np.count_nonzero(own) == np.ceil(STARTED[text] * own.size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -102,6 +102,18 @@ def test_sending_all_is_sgd_with_momentum(nesterov):
 
 
 @pytest.mark.parametrize(("text", "limit"), [("clip=2", 2 / 4**0.5), ("clip=2,clip_scaled=false", 2.0)])
+def test_clipping_is_of_parameters_that_are_sent_as_they_are_too(text, limit):
+    parts, method = bucket([(10,), (3, 3), (4,)]), parse_compression(f"dgc(0.01,{text})")
+    gradient = np.concatenate([np.full(10, 3.0), np.full(9, 0.1), np.full(4, 0.1)]).astype(np.float32)
+    work = job(parts, gradient, "float32", world_size=4)
+    method.begin(work, gradient)
+    large, small = work.notes["dense"][:10], work.notes["dense"][10:]
+    np.testing.assert_allclose(large, limit / 10**0.5, rtol=1e-5)
+    np.testing.assert_array_equal(small, gradient[19:])
+    assert (gradient[:10] == 3.0).all(), "the gradient itself is left alone"
+
+
+@pytest.mark.parametrize(("text", "limit"), [("clip=2", 2 / 4**0.5), ("clip=2,clip_scaled=false", 2.0)])
 def test_clipping_comes_before_the_sum(text, limit):
     parts, method = bucket([(10, 10), (3, 3)]), parse_compression(f"dgc(0.01,{text})")
     gradient = np.concatenate([np.full(100, 3.0), np.full(9, 0.1)]).astype(np.float32)

@@ -238,6 +238,8 @@ def test_options():
     for text in (
         "gravac(theta_min=0.5)",
         "gravac(theta_min=100,theta_max=10)",
+        "gravac(compressor=randomk,values=fp16)",
+        "gravac(compressor=randomk,indices=delta)",
         "gravac(window=0)",
         "gravac(step=1)",
     ):

@@ -8,8 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from dblp.collectives.compression.lossy import check_lossy
-from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.compression.registry import METHODS, parse_compression
 from dblp.collectives.compression.rounds import Compression
 from dblp.errors import ConfigError, DeadlineError, MismatchError, PeerError, UnsupportedError
 from dblp.transport.policy import (
@@ -17,7 +16,6 @@ from dblp.transport.policy import (
     Carry,
     CarryBound,
     Consistency,
-    Exact,
     Fill,
     Policy,
     Short,
@@ -25,7 +23,7 @@ from dblp.transport.policy import (
     Tags,
 )
 from tests.collectives import worlds
-from tests.collectives.compression.cases import SHAPES, TEXTS, bucket, gradient, wide
+from tests.collectives.compression.cases import SHAPES, STARTED, bucket, compression_of, gradient, wide
 
 PARTS = bucket([(400, 60), (300,), (200, 50), ()])
 """34,301 elements: payloads of many chunks."""
@@ -41,10 +39,23 @@ KINDS = [
     ),
     *("threshold(1.5,indices=delta)", "fp16", "bf16", "int8", "int8(exchange=gather,block=16)"),
     *("int4(exchange=sum,block=64)", "sign", "powersgd(2)", "accordion", "joint(0.05)", "redsync(0.05)"),
+    *("gravac", *STARTED),
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
 ]
 """One method of every coding and exchange."""
-EXACT = ("none", "topk", "randomk", "threshold", "fp16", "bf16", "accordion", "joint", "redsync")
+EXACT = (
+    "none",
+    "topk",
+    "randomk",
+    "threshold",
+    "fp16",
+    "bf16",
+    "accordion",
+    "joint",
+    "redsync",
+    "gravac",
+    "netsense",
+)
 """Whose sums of small integers are exact, bit by bit."""
 
 
@@ -62,7 +73,7 @@ def _steps(text, policy=POLICY, *, parts=PARTS, steps=3, dtype="float32", make=_
     reports."""
 
     async def member(group):
-        compression = Compression(parse_compression(text))
+        compression = compression_of(text)
         contributed, discarded = np.zeros(parts.size), np.zeros(parts.size)
 
         def discard(values):
@@ -119,24 +130,13 @@ def test_what_is_contributed_is_delivered_withheld_or_discarded(text, ranks):
 
 
 def test_kinds_are_of_every_method():
-    methods = [parse_compression(text) for text in TEXTS]
-    assert {parse_compression(text).name for text in KINDS} == {
-        method.name for method in methods if not method.exact_only
-    }
-
-
-@pytest.mark.parametrize("text", ["gravac", "netsense"])
-def test_who_decides_from_exact_rounds_refuses_lossy_ones(text):
-    with pytest.raises(
-        ConfigError, match=f"compression '{text}' with this policy: it decides from what exact rounds"
-    ):
-        check_lossy(POLICY, parse_compression(text), 4)
-    check_lossy(Exact(), parse_compression(text), 4)
+    assert {parse_compression(text).name for text in KINDS} == set(METHODS)
 
 
 def test_most_of_these_lose_something():
     """Else the accounts say nothing: of 24 thousand elements and more, every exchange has chunks enough to miss some."""
     for text in (
+        *STARTED,
         "none",
         "topk(0.05)",
         "threshold(1.5,indices=delta)",

@@ -8,9 +8,8 @@ import pytest
 from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import parse_compression
-from dblp.collectives.compression.rounds import Compression
 from dblp.collectives.reduction import narrow_bfloat16
-from tests.collectives.compression.cases import TEXTS, wide
+from tests.collectives.compression.cases import TEXTS, compression_of, wide
 from tests.collectives.worlds import run_memory
 
 PARTS = {
@@ -39,7 +38,7 @@ def _member(text, dtypes):
     """A member whose buckets and type are others in each step; what was given, delivered and is withheld, by parameter."""
 
     async def member(group):
-        compression = Compression(parse_compression(text))
+        compression = compression_of(text)
         given, delivered = ({name: np.zeros(part.size) for name, part in PARTS.items()} for _ in range(2))
         buckets = []
         for step, layout in enumerate(LAYOUTS):

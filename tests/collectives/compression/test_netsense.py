@@ -9,9 +9,10 @@ import pytest
 
 from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.iterations import Iteration
-from dblp.collectives.compression.netsense import NetSense
+from dblp.collectives.compression.netsense import _SIZE, NetSense, _Control
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
+from dblp.collectives.compression.sensing import Sensing
 from dblp.collectives.group import Group
 from dblp.errors import ConfigError
 from dblp.sim.loop import run as run_virtual
@@ -200,6 +201,48 @@ def test_the_pipeline_quantises_prunes_and_selects_by_the_share():
         assert len(picked) == np.ceil(share * PARTS.size)
         assert (own[picked] == own[picked].astype(np.float16)).all() == half
         assert sent.size == 8 + 16 + len(picked) * (6 if half else 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("quantise", [0.25, 0.1])
+def test_entries_are_never_more_bytes_than_everything(ranks, quantise):
+    """What fits goes from next to nothing to nearly everything: shares from below ``quantise``, where values get wider, to where
+    an all-reduce is as few bytes. There everything is sent."""
+    method, array = NetSense(quantise=quantise), gradient(PARTS.size, "float32")
+    whole = 2 * (ranks - 1) / ranks * 4 * PARTS.size
+    seen = set()
+    for part in np.linspace(0.05, 0.999, 25):
+        control, sent_share = _Control(np.zeros(_SIZE)), 0.0
+        work = job(PARTS, array, "float32", world_size=ranks)
+        for _ in range(12):
+            moved = whole if not sent_share else _moved(method, sent_share, array, ranks)
+            rate = part * whole / method.threshold  # of a delay of a second
+            control.sensing = Sensing(np.array([rate, rate, moved, 1.0, 1.0, 1.0]))
+            method._set(control, work, PARTS.size, sent_share)
+            sent_share = control.share
+            assert not sent_share or _moved(method, sent_share, array, ranks) <= whole + (ranks - 1) * 32
+            seen.add(sent_share)
+    # Between five ranks 0.25 would be beyond the break-even of wide values, and all shares below save bytes by narrow ones.
+    assert (0.0 in seen) == ((ranks, quantise) != (5, 0.25)) and min(seen - {0.0}) < quantise
+    assert max(seen) > 0.9 / ranks, "and entries are sent up to there"
+
+
+def _moved(method, share, array, ranks):
+    return (ranks - 1) * _compress(method, share, array)[2].nbytes
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_shares_from_quantise_on_are_sent_up_to_the_break_even_and_no_further(ranks):
+    """Between four ranks 0.25 is the break-even itself."""
+    method = NetSense()
+    work = job(PARTS, gradient(PARTS.size, "float32"), "float32", world_size=ranks)
+    whole = 2 * (ranks - 1) / ranks * 4 * PARTS.size
+    for share in np.linspace(0.25, 4 / (3 * ranks) + 0.1, 30):
+        control = _Control(np.zeros(_SIZE))
+        control.share = float(share)
+        control.sensing = Sensing(np.array([0.0, 0.99 * whole / 0.9, 0.9 * whole, 1.0, 1.0, 1.0]))
+        method._set(control, work, PARTS.size, float(share))
+        assert control.share < 1 / ranks or (ranks == 5 and control.share < 0.25)
 
 
 def test_what_is_pruned_is_the_smaller_part_of_each_matrix():

@@ -16,7 +16,7 @@ from dblp.collectives.reduction import DTYPES
 from dblp.errors import ConfigError, DblpError, DeadlineError, MismatchError, PeerError, UnsupportedError
 from dblp.transport.policy import Carry, CarryBound
 from tests.collectives import worlds
-from tests.collectives.compression.cases import SHAPES, TEXTS, bucket, gradient, wide
+from tests.collectives.compression.cases import SHAPES, TEXTS, bucket, compression_of, gradient, wide
 
 PARTS = bucket(SHAPES[0])
 LOSSY_NETWORK = "loss(0.02)"
@@ -33,7 +33,7 @@ def _steps(text, dtype="float32", *, steps=3, parts=PARTS, spoil=None, seed=0):
     """A member that averages ``steps`` gradients; returns the averages."""
 
     async def member(group):
-        compression, averages = Compression(parse_compression(text), seed=seed), []
+        compression, averages = compression_of(text, seed=seed), []
         for step in range(steps):
             array = gradient(parts.size, dtype, seed=100 * group.rank + step)
             if spoil == (group.rank, step):
@@ -190,7 +190,7 @@ def test_state_goes_through_a_checkpoint_and_new_buckets(text):
     cut = [Bucket(whole.parts[:2]), Bucket(whole.parts[2:])]
 
     async def member(group):
-        first, second = (Compression(parse_compression(text)) for _ in range(2))
+        first, second = compression_of(text), Compression(parse_compression(text))
         for step in range(3):
             array = gradient(whole.size, "float32", seed=group.rank + 10 * step)
             await first.all_reduce(group, array, whole, timeout_s=20.0, iteration=step)
