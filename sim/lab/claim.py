@@ -43,10 +43,10 @@ def add(left: Counters, right: Counters) -> Counters:
 
 
 def offered_and_dropped(conditions: Conditions, counters: Counters) -> tuple[int, int]:
-    """Packets that met the conditions, and those that they dropped; on named links only what passed these."""
+    """Packets that met the conditions, and those that they dropped; on named links only what passed these, in their way."""
     if not conditions.links:
         return counters.offered, counters.dropped_by_model
-    met = [counters.link(link) for link in conditions.links]
+    met = [counters.link(link, conditions.way) for link in conditions.links]
     return sum(link.offered for link in met), sum(link.dropped_by_model for link in met)
 
 

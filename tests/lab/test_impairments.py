@@ -261,6 +261,9 @@ def test_counters_subtract_and_add_up():
     assert spent.offered == 109
     assert spent.loss == pytest.approx(15 / 109)
     assert spent.link("h0") == LinkCounters(140, 15, 4)
+    assert spent.link("h0", "down") == LinkCounters(90, 10, 4)
+    assert spent.link("h0", "up") == LinkCounters(50, 5, 0)
+    assert spent.link("h1", "up") == LinkCounters()
 
 
 def test_a_sender_in_a_long_pause_ends_when_it_is_told_to():

@@ -11,7 +11,7 @@ import pytest
 
 from dblp.cli.main import run as dblp
 from dblp.errors import ConfigError
-from dblp.sim.lab import report
+from dblp.sim.lab import figures, report
 from dblp.sim.lab.compare import compare, interval
 from dblp.sim.lab.report import page
 from dblp.units import format_seconds
@@ -94,6 +94,16 @@ def test_the_page_stands_alone(html):
 
 def test_the_same_json_gives_the_same_page(content, html):
     assert html == page(json.loads(json.dumps(content)))
+
+
+def test_bursts_are_shaded_late_in_a_long_run_too():
+    """Rounds that began after more bursts than a panel shades."""
+    late = block("default", [0.1] * 3, at=START + 1000.05)
+    bursts = tuple(span(k, k + 0.2) for k in range(1002))
+    content = document(run([late], bursts, impair="bursts(loss=0.8,length=200ms,every=1s)", arms=["default"]))
+    assert content["rounds"][0]["hit"] == [True, True, False]
+    drawn = figures.time_lines(content).decode()
+    assert drawn.count("#fbe3c0") == 1
 
 
 def test_a_failed_run_says_so_first(content, monkeypatch):

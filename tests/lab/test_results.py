@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dblp.sim.lab import claim
+from dblp.sim.lab.counters import Counters, LinkCounters
 from dblp.sim.lab.impairments import parse_schedule
 from dblp.sim.lab.results import document_of, records_of
 from dblp.sim.lab.run import block_of
@@ -151,6 +152,18 @@ def test_a_lasting_loss_must_have_happened(impair, counters, says):
     found = claim.check(parse_schedule(impair), made)
     assert says in found and bool(found) == bool(says)
     assert not found or found.startswith("default: ")
+
+
+@pytest.mark.parametrize(("way", "offered"), [("down", 0.05), ("up", 0.0), ("both", 0.025)])
+def test_a_loss_of_one_way_is_of_the_packets_of_that_way(way, offered):
+    """nftables counts both ways of a link always; what went the other way met no loss."""
+    counters = Counters(
+        {"h1_down": LinkCounters(95_000, 5_000), "h1_up": LinkCounters(100_000)}, frozenset(("h1_down",))
+    )
+    impair = f"loss(0.05),links(h1,way={way})"
+    made = run([block("default", [0.1], counters=counters)], impair=impair)
+    assert records_of(made)[0]["offered_loss"] == pytest.approx(offered)
+    assert (claim.check(parse_schedule(impair), made) == "") == (way == "down")
 
 
 def test_drops_of_the_queue_are_no_proof_of_a_loss():
