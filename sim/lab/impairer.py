@@ -56,10 +56,11 @@ class Impairer:
         wanted |= self._incoming(conditions, points)
         self._put(wanted)
 
-    def counters(self) -> Counters:
-        """Read all back."""
+    def counters(self, *, full_queues: bool = True) -> Counters:
+        """Read all back. Without ``full_queues``, drops of queues may be left out, where to read them takes more commands."""
         rules = self._read_rules()
-        queues = self._read_queues()
+        nodes = self._switching() if self.means.loss == "netem" else []
+        queues = self._read_queues([node for node, _ in self._stacks] if full_queues else nodes)
         points = {point.name: self._count(point, rules, queues) for point in self._plan.points}
         for shaper in self._plan.shapers:
             if shaper.card:
@@ -192,9 +193,9 @@ class Impairer:
                 found |= nft.read_counters(tools.run_json(command))
         return found
 
-    def _read_queues(self) -> dict[_Device, QdiscCounts]:
+    def _read_queues(self, nodes: Iterable[str]) -> dict[_Device, QdiscCounts]:
         found = dict(self._before)
-        for node in dict.fromkeys(node for node, _ in self._stacks):
+        for node in dict.fromkeys(nodes):
             for device, counts in read_counts(self._qdiscs(node)).items():
                 found[(node, device)] = found.get((node, device), QdiscCounts()) + counts
         return found

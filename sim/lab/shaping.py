@@ -139,7 +139,10 @@ def _counts(of: Mapping[str, Mapping[str, Any]]) -> QdiscCounts:
     queue = int(of["tbf"]["drops"]) if "tbf" in of else 0
     if "netem" not in of:
         return QdiscCounts(int(of["tbf"]["packets"]), 0, queue)
-    return QdiscCounts(int(of["netem"]["packets"]), int(of["netem"]["drops"]) - queue, queue)
+    netem = of["netem"]
+    # netem counts a packet when it leaves, and a drop at once: without what it holds, a burst's share would be another one.
+    passed = int(netem["packets"]) + int(netem.get("qlen", 0))
+    return QdiscCounts(passed, int(netem["drops"]) - queue, queue)
 
 
 def _loss_text(conditions: Conditions) -> str:

@@ -145,6 +145,30 @@ def test_a_schedule_is_played_in_order_and_recorded():
         assert applied.clear_s >= origin + end
 
 
+def test_counters_are_read_within_a_span_and_between_two():
+    """A network that passes a packet at each reading and each change: who reads when is in the counts."""
+    net, read = FakeNet(), []
+
+    def count():
+        read.append([loss for _, loss in net.applied][-1])
+        time.sleep(0.002)
+        return Counters({"h0_down": LinkCounters(len(read))}, frozenset(("h0_down",)))
+
+    spans = [(0.02, 0.05, parse_conditions("loss(0.5)")), (0.06, 0.08, parse_conditions("loss(0.7)"))]
+    schedule = Schedule.of(spans, parse_conditions("loss(0.1)"))
+    record = schedule.run(net, threading.Event(), count=count)
+    assert read == [0.5, 0.5, 0.7, 0.7]
+    assert [(a.inside.offered, a.before) for a in record] == [(1, None)] * 2
+    assert [loss for _, loss in net.applied] == [0.1, 0.5, 0.1, 0.7, 0.1, 0.1]
+    read.clear()
+    net.applied.clear()
+    record = schedule.run(net, threading.Event(), count=count, gaps=True)
+    assert read == [0.1, 0.1, 0.5, 0.5, 0.1, 0.1, 0.7, 0.7, 0.1]
+    assert [(a.inside.offered, a.before.offered) for a in record] == [(1, 1)] * 2
+    for applied, span in zip(record, spans, strict=True):
+        assert applied.clear_s - net.applied[0][0] >= span[1], "the reading cuts nothing off"
+
+
 def test_a_schedule_that_is_stopped_lifts_what_it_did():
     net, stop = FakeNet(), threading.Event()
     schedule = parse_schedule("bursts(loss=0.8,length=10s,every=20s)")
@@ -228,7 +252,7 @@ def test_netem_is_told_all_values_and_a_limit_that_holds_the_delay():
 
 def test_drops_of_the_queue_are_told_from_those_of_the_model():
     document = [
-        {"kind": "netem", "dev": "ph0", "packets": 80, "drops": 20},
+        {"kind": "netem", "dev": "ph0", "packets": 73, "drops": 20, "qlen": 7},
         {"kind": "tbf", "dev": "ph0", "packets": 0, "drops": 5},
         {"kind": "tbf", "dev": "core", "packets": 9, "drops": 3},
         {"kind": "noqueue", "dev": "lo", "packets": 1, "drops": 0},

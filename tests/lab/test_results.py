@@ -191,3 +191,37 @@ def test_bursts_must_have_happened(spans, counters, says):
     made = run([block("default", [0.1, 0.2], counters=counters)], spans, impair=BURSTS)
     found = claim.check(parse_schedule(BURSTS), made)
     assert says in found and bool(found) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("inside", "before", "says"),
+    [
+        (counted(200, 800), None, ""),
+        (counted(160, 840), None, ""),
+        (
+            counted(999, 1),
+            None,
+            "in the bursts: a loss of 80.000% was asked for, and 1 of 1000 packets (0.100%)",
+        ),
+        (counted(0, 1000), None, "in the bursts: a loss of 80.000% was asked for, and 1000 of 1000"),
+        (counted(0), counted(0), ""),
+        (counted(200, 800), counted(9_900, 100), ""),
+        (
+            counted(200, 800),
+            counted(10_000, 0),
+            "between the bursts: a loss of 1.000% was asked for, and 0 of",
+        ),
+        (
+            counted(200, 800),
+            counted(9_000, 1_000),
+            "between the bursts: a loss of 1.000% was asked for, and 1000",
+        ),
+    ],
+)
+def test_bursts_and_what_holds_between_them_have_their_own_share(inside, before, says):
+    """By what was counted while a burst held everywhere, and between two."""
+    impair = f"loss(0.01),{BURSTS}" if before is not None else BURSTS
+    spans = (span(0.0, 0.2, inside, before),)
+    made = run([block("default", [0.1, 0.2], counters=counted(1000, 100))], spans, impair=impair)
+    found = claim.check(parse_schedule(impair), made)
+    assert says in found and bool(found) == bool(says)
