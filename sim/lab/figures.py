@@ -119,6 +119,8 @@ def time_lines(document: Document, form: str = "svg") -> bytes:
                 panel.set_title(f"{arm}, {format_bytes(nbytes)}", fontsize=9.5, fontweight="normal")
                 plain_numbers(panel.yaxis, low=True)
             panel.set_xlabel("time (s); shaded: bursts" if document["bursts"] else "time (s)")
+        for panel in panels:  # of what a run that ended early did not come to
+            panel.set_visible(False)
         return _bytes(figure, form)
 
 

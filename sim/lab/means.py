@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dblp.sim.lab import tools
@@ -33,6 +34,14 @@ class Means:
                 f"{what} needs tc's netem, which this kernel refuses ({self.why or 'no sch_netem'}). Remedy: modprobe sch_netem; "
                 "Debian: linux-image without -cloud; Fedora: kernel-modules-extra; or run this in a guest whose kernel has it"
             )
+
+
+def in_words(means: Mapping[str, str]) -> str:
+    """How a run is done and why, from ``means`` of its JSON."""
+    ways = {"netem": "tc netem", "nft": "nftables", "none": "nothing"}
+    by = {name: ways.get(means.get(name, "none"), means.get(name)) for name in ("loss", "rate", "delay")}
+    why = f" (netem is refused: {means['why']})" if means.get("why") else ""
+    return f"loss by {by['loss']}, rates by {by['rate']}, delays by {by['delay']}{why}"
 
 
 def need_discipline(name: str) -> None:

@@ -53,6 +53,9 @@ class Quiet:
     def stage(self, text):
         pass
 
+    def means(self, means):
+        pass
+
     def block(self, arm, nbytes, done, rounds):
         pass
 
