@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dblp.errors import ConfigError
 from dblp.sim.lab import namespaces, nft, tools
 from dblp.sim.lab.counters import Counters, LinkCounters
-from dblp.sim.lab.impairments import Conditions
+from dblp.sim.lab.impairments import Conditions, Slot
 from dblp.sim.lab.means import Means, need_discipline
 from dblp.sim.lab.plan import Plan, Point, Role, Shaper
 from dblp.sim.lab.shaping import QdiscCounts, Stack, below_tbf, netem_text, read_counts, tbf_text
 from dblp.sim.lab.tools import LabError
 from dblp.transport.impair_spec import Corrupt, Delay, Duplicate, Jitter, Rate, Reorder
 
-_NETEM_ONLY = (Delay, Jitter, Reorder, Duplicate, Corrupt)
+_NETEM_ONLY = (Delay, Jitter, Reorder, Duplicate, Corrupt, Slot)
 _Device = tuple[str, str]  # node and device
 
 
@@ -109,8 +109,8 @@ class Impairer:
             if (p.node, p.device) == (shaper.node, shaper.device) and not p.ingress
         )
         here = conditions if point in points else Conditions()
-        netem, table = netem_text(here, shaper.delay_s, rate, loses=self.means.loss == "netem")
-        return Stack(netem, text, table, below)
+        netem, fixed = netem_text(here, shaper.delay_s, rate, loses=self.means.loss == "netem")
+        return Stack(netem, text, fixed, below)
 
     def _rate(self, shaper: Shaper, conditions: Conditions) -> tuple[float, int]:
         """A rate of the conditions wins over the link's own; a host's card keeps its deep queue."""
@@ -132,8 +132,8 @@ class Impairer:
                 self._detour(point)
             if point.name in self._returned:
                 here = conditions if point in points else Conditions()
-                netem, table = netem_text(here, 0.0, 0.0, loses=self.means.loss == "netem")
-                wanted[(point.node, _ifb(point))] = Stack(netem, "", table)
+                netem, fixed = netem_text(here, 0.0, 0.0, loses=self.means.loss == "netem")
+                wanted[(point.node, _ifb(point))] = Stack(netem, "", fixed)
         return wanted
 
     def _detour(self, point: Point) -> None:

@@ -44,11 +44,16 @@ def in_words(means: Mapping[str, str]) -> str:
     return f"loss by {by['loss']}, rates by {by['rate']}, delays by {by['delay']}{why}"
 
 
-def need_discipline(name: str) -> None:
-    """Raise LabError where the kernel lacks a queueing discipline that a topology asks for (``fifo`` is always there)."""
-    said = (
+def refused_discipline(name: str) -> str:
+    """What the kernel says against a topology's queueing discipline; empty if it takes it (``fifo`` is always there)."""
+    return (
         tried("tc", "qdisc", "add", "dev", "lo", "root", *_DISCIPLINES[name]) if name in _DISCIPLINES else ""
     )
+
+
+def need_discipline(name: str) -> None:
+    """Raise LabError where the kernel lacks a queueing discipline that a topology asks for."""
+    said = refused_discipline(name)
     if said:
         raise LabError(
             f"topology: discipline={name!r}: this kernel refuses it ({said}). Remedy: modprobe sch_{name}"

@@ -31,6 +31,8 @@ UP = Point("h0", "up", "sw0", "ph0", ingress=True)
         "ge(p=0.002,r=0.05,bad=0.8),links(h2)",
         "rate(100mbit,queue=64KB),links(h1+h3,way=up)",
         "duplicate(1%),corrupt(2%),delay(5ms),jitter(1ms,dist=normal)",
+        "slot(2ms),delay(1ms)",
+        "loss(1%),slot(min=2ms,max=5ms),links(h1)",
     ],
 )
 def test_conditions_are_what_they_write(text):
@@ -65,6 +67,9 @@ def test_conditions_know_their_long_run_loss():
         ("loss(0.1),ge(0.1,0.2)", "loss and ge exclude each other"),
         ("corrupt(0.1,deliver=true)", "a real kernel drops what fails its checksum"),
         ("delay(1ms),reorder(0.1,by=2ms)", "goes with neither delay nor jitter"),
+        ("slot(5ms,2ms)", "slot: max=0.002s is below min=0.005s"),
+        ("slot(0s)", "min=0s will not do: a time above 0"),
+        ("slot(61s)", "60 s late at most"),
     ],
 )
 def test_faults_name_their_column(text, said):
@@ -248,6 +253,15 @@ def test_netem_is_told_all_values_and_a_limit_that_holds_the_delay():
     text, _ = shaping.netem_text(parse_conditions("reorder(0.1,by=2ms)"), 0.0, 0.0, loses=False)
     assert "delay 2000us 0us reorder 90.000000% gap 1" in text
     assert "loss" not in text
+
+
+def test_a_slot_is_netems_and_no_change_takes_it_back():
+    text, fixed = shaping.netem_text(parse_conditions("slot(2ms,max=5ms)"), 0.0, 1e9, loses=True)
+    assert text.endswith(" slot 2000us 5000us") and fixed == "slot 2000us 5000us"
+    assert text.startswith(f"netem limit {shaping.limit_packets(1e9, 0.005)} ")
+    text, fixed = shaping.netem_text(parse_conditions("slot(2ms)"), 0.0, 0.0, loses=True)
+    assert fixed == "slot 2000us 2000us"
+    assert shaping.Stack(text, "", fixed).shape != shaping.Stack(text, "", "").shape
 
 
 def test_drops_of_the_queue_are_told_from_those_of_the_model():

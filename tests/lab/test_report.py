@@ -112,6 +112,26 @@ def test_a_failed_run_says_so_first(content, monkeypatch):
     assert html.index("This run proves nothing") < html.index("Results")
 
 
+def test_the_facts_name_links_queues_and_means(content):
+    experiment = content["experiment"]
+    topology = {
+        **experiment["topology"], "kind": "dumbbell", "rate_bps": 1e9, "core_rate_bps": 5e8, "core_queue_bytes": 131072,
+        "core_delay_s": 0.03, "discipline": "red",
+    }  # fmt: skip
+    slow = {"rank": 1, "by_s": 0.02}
+    means = {"loss": "nft", "rate": "tbf", "delay": "none", "why": "no <module>", "schedule": "loss(0.1)"}
+    html = page({**content, "experiment": {**experiment, "topology": topology, "slow": slow}, "means": means})
+    (facts,) = re.findall(r"<table class='facts'>(.*?)</table>", html, re.DOTALL)
+    found = dict(re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", facts))
+    assert found["each host's link"] == "1000 Mb/s, queue 256 KiB"
+    assert found["core links"] == "500 Mb/s, queue 128 KiB, 30 ms one way"
+    assert (found["queues"], found["slow rank"]) == ("red", "rank 1, by 20 ms")
+    assert (
+        found["done by"]
+        == "loss by nftables, rates by tbf, delays by nothing (netem is refused: no &lt;module&gt;)"
+    )
+
+
 def test_training_has_a_report_too():
     made = run([], train={"seeds": [0]})
     made.trained += [trained("gloo-cubic", 0, 10.0, 0.9), trained("default", 0, 5.0, 0.85)]
@@ -211,6 +231,35 @@ def test_trainings_have_no_rounds_to_tell_chance_by():
     made = run([], train={"seeds": [0]})
     made.trained += [trained("gloo-cubic", 0, 10.0, 0.9), trained("default", 0, 5.0, 0.85)]
     assert {change.verdict for change in compare(document(made), document(made))} == {"too few rounds"}
+
+
+def test_trainings_are_compared_by_wall_time_and_accuracy(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, wall_s, accuracy in (("a", 10.0, 0.9), ("b", 8.0, 0.91)):
+        made = run([], train={"seeds": [0]}, arms=["default"])
+        made.trained.append(trained("default", 0, wall_s, accuracy))
+        (tmp_path / f"{name}.json").write_text(json.dumps(document(made)))
+    figures = tmp_path / "c.json"
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    assert dblp(["lab", "compare", *files, "--json", str(figures)]) == 0
+    (record,) = json.loads(figures.read_text())["records"]
+    assert record["wall_ratio"] == pytest.approx(0.8)
+    assert (record["before_test_accuracy"], record["after_test_accuracy"]) == (0.9, 0.91)
+    said = capsys.readouterr().out
+    for cell in ("10 s", "8 s", "0.80", "90.00%", "91.00%"):
+        assert cell in said
+
+
+def test_a_failed_run_is_no_side_of_a_comparison(content, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    (tmp_path / "b.json").write_text(json.dumps({**content, "failed": "no loss"}))
+    files, figures = [str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path / "c.json"
+    assert dblp(["lab", "compare", *files, "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    assert {record["verdict"] for record in found["records"]} == {"failed run"}
+    line = f"{files[1]} is of a run that failed, and proves nothing: no loss"
+    assert found["failed"] == [line] and line in capsys.readouterr().out
+    assert {change.failed for change in compare(content, content)} == {False}
 
 
 @pytest.mark.parametrize(

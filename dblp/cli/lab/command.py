@@ -301,14 +301,19 @@ def compare(
 
     from dblp.cli.lab.tables import change_table, too_few
     from dblp.sim.lab.compare import compare as compare_documents
+    from dblp.sim.lab.compare import failures
 
     check_outputs({"--json": json})
-    changes = compare_documents(read_document(before), read_document(after), (str(before), str(after)))
+    contents, sources = (read_document(before), read_document(after)), (str(before), str(after))
+    changes = compare_documents(*contents, sources)
     Console().print(change_table(changes))
+    failed = failures(contents, sources)
+    for line in failed:
+        typer.echo(line)
     if lacking := too_few(changes):
         typer.echo(lacking)
     if json is not None:
-        write_json(json, document("lab compare", [change.record() for change in changes]))
+        write_json(json, document("lab compare", [change.record() for change in changes], failed=failed))
 
 
 def read_document(path: Path) -> dict[str, Any]:
