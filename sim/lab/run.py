@@ -235,8 +235,8 @@ def connections(net: LabNetwork) -> Connections:
     found: dict[tuple[str, str], Sequence[str]] = {}
     for host in net.hosts:
         asked = ["--tcp", "--info", "--numeric", "--oneline", "--no-header", "state", "established"]
-        for line in run_in(host.namespace, ["ss", *asked]).splitlines():
-            _, _, local, peer, *words = line.split()
+        for line in run_in(host.namespace, ["ss", *asked]).strip().splitlines():
+            _, _, local, peer, *words = line.split()  # two counts of queued bytes come first
             if not {local.rpartition(":")[2], peer.rpartition(":")[2]} & {str(MASTER_PORT)}:
                 found[local, peer] = words
     return found

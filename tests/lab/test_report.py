@@ -309,10 +309,15 @@ def test_progress_is_told_within_a_block_where_there_are_no_bars(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dblp.cli.lab.progress.time.monotonic", lambda: now[0])
     out = io.StringIO()
-    with progress.LabProgress(experiment(), Console(file=out)) as shown:
+    with progress.LabProgress(experiment(), Console(file=out, width=100)) as shown:
+        shown.means({"loss": "nft", "rate": "tbf", "delay": "none", "why": "no [netem]", "schedule": ""})
         for now[0], done in ((1.0, 1), (11.0, 2), (12.0, 3), (22.0, 4)):
             shown.block("default", 2**20, done, 100)
-    assert out.getvalue() == "default, 1 MiB: 2 of 100 rounds\ndefault, 1 MiB: 4 of 100 rounds\n"
+    assert out.getvalue().splitlines() == [
+        "loss by nftables, rates by tbf, delays by nothing (netem is refused: no [netem])",
+        "default, 1 MiB: 2 of 100 rounds",
+        "default, 1 MiB: 4 of 100 rounds",
+    ]
 
 
 def test_what_cannot_be_compared_is_told(content, tmp_path, capsys):
