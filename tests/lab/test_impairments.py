@@ -162,16 +162,31 @@ def test_counters_are_read_within_a_span_and_between_two():
     spans = [(0.02, 0.05, parse_conditions("loss(0.5)")), (0.06, 0.08, parse_conditions("loss(0.7)"))]
     schedule = Schedule.of(spans, parse_conditions("loss(0.1)"))
     record = schedule.run(net, threading.Event(), count=count)
-    assert read == [0.5, 0.5, 0.7, 0.7]
-    assert [(a.inside.offered, a.before) for a in record] == [(1, None)] * 2
+    assert read == [0.1, 0.5, 0.5, 0.7, 0.7]
+    assert [a.inside and a.inside.offered for a in record] == [1, 1]
+    assert [a.before for a in record] == [None, None]
     assert [loss for _, loss in net.applied] == [0.1, 0.5, 0.1, 0.7, 0.1, 0.1]
     read.clear()
     net.applied.clear()
     record = schedule.run(net, threading.Event(), count=count, gaps=True)
     assert read == [0.1, 0.1, 0.5, 0.5, 0.1, 0.1, 0.7, 0.7, 0.1]
-    assert [(a.inside.offered, a.before.offered) for a in record] == [(1, 1)] * 2
+    assert [a.inside and a.inside.offered for a in record] == [1, 1]
+    assert [a.before and a.before.offered for a in record] == [1, 1]
     for applied, span in zip(record, spans, strict=True):
         assert applied.clear_s - net.applied[0][0] >= span[1], "the reading cuts nothing off"
+
+
+def test_a_span_is_not_made_longer_to_be_counted():
+    """A reading takes as long as a span: one in some is counted, the others keep their length."""
+
+    def count():
+        time.sleep(0.03)
+        return Counters()
+
+    spans = [(0.1 * k, 0.1 * k + 0.03, parse_conditions("loss(0.5)")) for k in range(1, 5)]
+    record = Schedule.of(spans).run(FakeNet(), threading.Event(), count=count)
+    assert [a.inside is None for a in record] == [True, True, False, True]
+    assert all(a.clear_s - a.full_s < 0.05 for a in record if a.inside is None)
 
 
 def test_a_schedule_that_is_stopped_lifts_what_it_did():

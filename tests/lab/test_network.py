@@ -346,6 +346,7 @@ def test_what_a_killed_run_left_is_found_and_removed_by_the_next():
 def test_a_process_that_got_the_id_of_a_killed_run_hides_nothing(monkeypatch):
     """The id of this process, and the start of another one."""
     mine, start = f"{namespaces.next_stem(PREFIX)}-h0", namespaces.started(os.getpid())
+    assert start is not None
     other = mine.replace(f"-{start}-", f"-{start - 1}-")
     gone = mine.replace(f"-{os.getpid()}-", "-4194305-")  # above the kernel's largest
     monkeypatch.setattr(namespaces, "names", lambda: [gone, mine, other, "somebodys", f"{PREFIX}-x"])
