@@ -177,16 +177,18 @@ def test_counters_are_read_within_a_span_and_between_two():
 
 
 def test_a_span_is_not_made_longer_to_be_counted():
-    """A reading takes as long as a span: one in some is counted, the others keep their length."""
+    """A reading takes as long as a span: one in some is counted, the others are not read at all."""
+    read = []
 
     def count():
-        time.sleep(0.03)
+        read.append(time.sleep(0.03))
         return Counters()
 
-    spans = [(0.1 * k, 0.1 * k + 0.03, parse_conditions("loss(0.5)")) for k in range(1, 5)]
+    spans = [(0.1 * k, 0.1 * k + 0.03, parse_conditions("loss(0.5)")) for k in range(1, 9)]
     record = Schedule.of(spans).run(FakeNet(), threading.Event(), count=count)
-    assert [a.inside is None for a in record] == [True, True, False, True]
-    assert all(a.clear_s - a.full_s < 0.05 for a in record if a.inside is None)
+    counted = [applied.inside is not None for applied in record]
+    assert not counted[0] and any(counted)
+    assert len(read) == 1 + 2 * sum(counted) < len(spans)
 
 
 def test_a_schedule_that_is_stopped_lifts_what_it_did():
