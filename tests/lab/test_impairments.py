@@ -178,10 +178,11 @@ def test_counters_are_read_within_a_span_and_between_two():
 
 def test_a_span_is_not_made_longer_to_be_counted():
     """A reading takes as long as a span: one in some is counted, the others are not read at all."""
-    read = []
+    read: list[float] = []
 
     def count():
-        read.append(time.sleep(0.03))
+        read.append(time.monotonic())
+        time.sleep(0.03)
         return Counters()
 
     spans = [(0.1 * k, 0.1 * k + 0.03, parse_conditions("loss(0.5)")) for k in range(1, 9)]

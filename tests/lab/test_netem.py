@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from dblp.sim.lab import means, namespaces
-from dblp.sim.lab.impairments import parse_conditions
+from dblp.sim.lab.impairments import parse_conditions, parse_schedule
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.preflight import preflight
 from dblp.sim.lab.topology import Topology, load_topology
@@ -148,6 +148,22 @@ def test_duplicates_reordering_and_damage(net):
     assert 0 < lost.sum() <= 0.2 * count + 5 * (count * 0.16) ** 0.5, "checksums drop what is damaged"
     net.apply(parse_conditions(""))
     assert np.array_equal(send(net.hosts[0], net.hosts[1], 500, quiet_s=2.0), np.arange(500))
+
+
+@in_netem
+def test_what_bursts_drop_is_counted_while_they_hold(net):
+    """Packets that were late on their way when a burst began, and leave within it, met no loss."""
+    schedule = parse_schedule("loss(2%),delay(100ms),bursts(loss=0.5,length=600ms,every=1200ms)")
+    with net.playing(schedule) as record:
+        for _ in range(3):
+            missing(net.hosts[0], net.hosts[1], 5000, quiet_s=0.5)
+    inside = [applied.inside for applied in record if applied.inside is not None]
+    before = [applied.before for applied in record if applied.before is not None]
+    for counters, share in ((inside, 0.5), (before, 0.02)):
+        offered = sum(part.offered for part in counters)
+        dropped = sum(part.dropped_by_model for part in counters)
+        assert offered > 500
+        assert abs(dropped - share * offered) <= 5 * (offered * share * (1 - share)) ** 0.5
 
 
 @in_netem

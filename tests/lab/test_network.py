@@ -191,6 +191,19 @@ def test_a_schedule_plays_while_a_block_runs(net):
         time.sleep(0.1)
 
 
+@needs_loss
+def test_what_bursts_drop_is_counted_while_they_hold(net):
+    with net.playing(parse_schedule("loss(2%),bursts(loss=0.5,length=300ms,every=600ms)")) as record:
+        for _ in range(3):
+            missing(net.hosts[0], net.hosts[1], 20_000, quiet_s=0.05)
+    inside = [applied.inside for applied in record if applied.inside is not None]
+    before = [applied.before for applied in record if applied.before is not None]
+    for counters, share in ((inside, 0.5), (before, 0.02)):
+        offered = sum(part.offered for part in counters)
+        assert offered > 1000
+        assert_binomial(sum(part.dropped_by_model for part in counters), offered, share)
+
+
 def test_what_the_kernel_lacks_is_refused_with_the_remedy():
     if means.detect().netem:
         pytest.skip("this kernel has netem")
