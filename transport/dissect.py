@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dblp.errors import LocalError
-from dblp.transport import wire
+from dblp.transport import standing, wire
 from dblp.transport.capture import decode_map
 from dblp.transport.config import HEADER_BYTES
 from dblp.transport.wire import Type
@@ -39,6 +39,10 @@ except ImportError:
     raise LocalError(
         "dissecting datagrams needs scapy; install with: python -m pip install 'dblp[lab]'"
     ) from None
+
+
+_RANK_LISTS = ("waits_for", "silent")
+"""Of STATE: their fields count what follows."""
 
 
 def _fields(table: Sequence[wire.Field], order: str) -> list[Any]:
@@ -94,6 +98,21 @@ DblpFinal = _packet("DblpFinal", [*_fields(wire.FINAL_FIELDS, "<"), StrField("bi
 """FINAL's payload."""
 DblpLeft = _packet("DblpLeft", _fields(wire.LEFT_FIELDS, "<"))
 """LEFT's payload."""
+_STATE_FIELDS: list[Any] = [
+    Field(field.name if field.name not in _RANK_LISTS else f"{field.name}_count", 0, "<" + field.code)
+    for field in standing.STATE_FIELDS
+]
+DblpState = _packet(
+    "DblpState",
+    [
+        *_STATE_FIELDS,
+        FieldListField(
+            "waits_for", [], Field("rank", 0, "<H"), count_from=lambda state: state.waits_for_count
+        ),
+        FieldListField("silent", [], Field("rank", 0, "<H"), count_from=lambda state: state.silent_count),
+    ],
+)
+"""STATE's payload, with the ranks of both lists."""
 
 
 class _MapField(StrField):  # type: ignore[misc, unused-ignore]  # scapy's classes are not all typed
@@ -108,13 +127,15 @@ class _MapField(StrField):  # type: ignore[misc, unused-ignore]  # scapy's class
 DblpMap = _packet("DblpMap", [_MapField("map", b"")])
 """Payload of the handshake and of ABORT."""
 
-_BODIES: dict[int, Any] = {
+BODIES: dict[int, Any] = {
     Type.OPEN: DblpOpen,
     Type.FEEDBACK: DblpFeedback,
     Type.FINAL: DblpFinal,
     Type.LEFT: DblpLeft,
+    Type.STATE: DblpState,
     **dict.fromkeys((Type.ABORT, Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE), DblpMap),
 }
+"""The layer of each type that has a payload; DATA's is bytes."""
 
 
 class _BodyField(PacketLenField):  # type: ignore[misc, type-arg, unused-ignore]
@@ -122,7 +143,7 @@ class _BodyField(PacketLenField):  # type: ignore[misc, type-arg, unused-ignore]
 
     def m2i(self, pkt: Any, m: bytes) -> Any:
         """Bytes to a packet: of the type's own class where the bytes make sense as one, else as they are."""
-        cls = _BODIES.get(pkt.type, Raw)
+        cls = BODIES.get(pkt.type, Raw)
         try:
             return cls(m)
         except (struct.error, IndexError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from dblp.transport import wire
+from dblp.transport import standing, wire
 from dblp.transport.config import HEADER_BYTES
 from dblp.transport.wire import Field, Type
 
@@ -21,6 +21,7 @@ _TABLES = {
     "space": wire.SPACE_FIELDS,
     "final": wire.FINAL_FIELDS,
     "left": wire.LEFT_FIELDS,
+    "state": standing.STATE_FIELDS,
 }
 """Fields of payloads, little-endian; the header's are big-endian."""
 _HEX = ("session", "message")
@@ -109,6 +110,8 @@ f.signature = ProtoField.bytes("dblp.open.signature", "signature")
 f.data = ProtoField.bytes("dblp.open.data", "data")
 f.mask = ProtoField.uint64("dblp.space.mask", "mask", base.HEX)
 f.bits = ProtoField.bytes("dblp.final.bits", "bits")
+f.waits_for_rank = ProtoField.uint16("dblp.state.waits_for.rank", "waits for")
+f.silent_rank = ProtoField.uint16("dblp.state.silent.rank", "silent")
 dblp.fields = f
 local malformed = ProtoExpert.new("dblp.malformed", "makes no sense", expert.group.MALFORMED, expert.severity.ERROR)
 local cut = ProtoExpert.new("dblp.cut", "cut by the capture", expert.group.UNDECODED, expert.severity.NOTE)
@@ -153,6 +156,14 @@ bodies[{int(Type.FINAL)}] = function(node, buffer, at, stop)
   if after < stop then node:add(f.bits, buffer(after, stop - after)) end
 end
 bodies[{int(Type.LEFT)}] = function(node, buffer, at, stop) left(node, buffer, at) end
+bodies[{int(Type.STATE)}] = function(node, buffer, at, stop)
+  local after = state(node, buffer, at)
+  local waits_for, silent = buffer(after - 4, 2):le_uint(), buffer(after - 2, 2):le_uint()
+  for index = 1, waits_for + silent do
+    node:add_le(index <= waits_for and f.waits_for_rank or f.silent_rank, buffer(after, 2))
+    after = after + 2
+  end
+end
 """
 
 

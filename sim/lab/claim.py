@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dblp.sim.lab.counters import Counters, LinkCounters
-from dblp.sim.lab.impairments import Conditions, Schedule
+from dblp.sim.lab.impairments import Conditions, Schedule, parse_conditions
 from dblp.transport.impair_spec import GilbertElliott
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def add(left: Counters, right: Counters) -> Counters:
 
 
 def offered_and_dropped(conditions: Conditions, counters: Counters) -> tuple[int, int]:
-    """Packets that met the conditions, and those that they dropped; on named links only what passed these."""
+    """Packets that met the conditions, and those that they dropped; on named links only what passed these, in their way."""
     if not conditions.links:
         return counters.offered, counters.dropped_by_model
-    met = [counters.link(link) for link in conditions.links]
+    met = [counters.link(link, conditions.way) for link in conditions.links]
     return sum(link.offered for link in met), sum(link.dropped_by_model for link in met)
 
 
@@ -54,22 +54,35 @@ def _check_lasting(arm: str, conditions: Conditions, counters: Counters) -> str:
     """A loss that holds all the time: as asked, within a binomial's bounds."""
     offered, dropped = offered_and_dropped(conditions, counters)
     asked = conditions.loss
-    wide = _BURSTY if conditions.get(GilbertElliott) else 1.0
-    room = wide * SIGMAS * math.sqrt(max(offered * asked * (1 - asked), 1.0)) + RELATIVE * asked * offered
     if not asked:
         return f"{arm}: {dropped} packets were dropped by a model where none was asked for" if dropped else ""
     if not offered:
         return f"{arm}: no packet met the loss of {asked:.2%}"
-    if abs(dropped - asked * offered) <= room:
+    return _beside(arm, [(conditions, counters)])
+
+
+def _beside(where: str, pieces: Sequence[tuple[Conditions, Counters]]) -> str:
+    """What is wrong with the share that was dropped, over conditions and what happened under them; empty if it is as asked."""
+    offered = dropped = 0
+    wanted = variance = 0.0
+    for conditions, counters in pieces:
+        met, lost = offered_and_dropped(conditions, counters)
+        asked = conditions.loss
+        wide = _BURSTY if conditions.get(GilbertElliott) else 1.0
+        offered, dropped = offered + met, dropped + lost
+        wanted, variance = wanted + asked * met, variance + wide**2 * asked * (1 - asked) * met
+    room = SIGMAS * math.sqrt(max(variance, 1.0)) + RELATIVE * wanted
+    if not offered or abs(dropped - wanted) <= room:
         return ""
     return (
-        f"{arm}: a loss of {asked:.3%} was asked for, and {dropped} of {offered} packets ({dropped / offered:.3%}) were dropped, "
-        "by the kernel's counters: the run proves nothing about that loss"
+        f"{where}: a loss of {wanted / offered:.3%} was asked for, and {dropped} of {offered} packets ({dropped / offered:.3%}) "
+        "were dropped, by the kernel's counters: the run proves nothing about that loss"
     )
 
 
 def _check_bursts(schedule: Schedule, run: Run, parts: dict[str, Counters]) -> str:
-    """Bursts: some were applied, and in no arm that met them did nothing drop; never more than the schedule's loss everywhere."""
+    """Bursts: some were applied; in no arm that met them did nothing drop; while they held everywhere the share that dropped was
+    theirs, and between them that of the steady loss, if there is one."""
     if not run.spans:
         return f"no burst of {schedule} began within the run: it was too short"
     for arm, counters in parts.items():
@@ -79,7 +92,9 @@ def _check_bursts(schedule: Schedule, run: Run, parts: dict[str, Counters]) -> s
             return f"{arm}: none of its rounds met a burst of {schedule}: more rounds are needed"
         if not dropped and offered * met * 0.5 > _ENOUGH:
             return f"{arm}: {met:.0%} of its time was in bursts, but no packet was dropped, by the kernel's counters"
-    return ""
+    inside = [(parse_conditions(s.what), s.inside) for s in run.spans if s.inside is not None]
+    between = [(schedule.base, s.before) for s in run.spans if s.before is not None]
+    return _beside("in the bursts", inside) or _beside("between the bursts", between)
 
 
 def _met(run: Run, arm: str) -> float:

@@ -18,6 +18,7 @@ LEAST_ROUNDS = 6
 """Of each run. The least and the largest of n rounds have the median between them with a chance of 1 - 2**(1 - n), which is 95 %
 from 6 on; with fewer, no interval is one of 95 %."""
 TOO_FEW = "too few rounds"
+FAILED = "failed run"
 COMMAND = "lab run"
 
 Floats = npt.NDArray[np.float64]
@@ -41,6 +42,8 @@ class Change:
     before_rounds: int
     """Rounds whose times the first file has; a training run's has none."""
     after_rounds: int
+    failed: bool = False
+    """Whether one of the runs ended as failed: its figures prove nothing."""
 
     @property
     def enough(self) -> bool:
@@ -49,10 +52,22 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same`` where the interval holds 1, or ``too few rounds``."""
+        """``faster``, ``slower``, ``same`` where the interval holds 1, ``too few rounds``, or ``failed run``."""
+        if self.failed:
+            return FAILED
         if not self.enough:
             return TOO_FEW
         return "faster" if self.high < 1.0 else "slower" if self.low > 1.0 else "same"
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is of training runs, which have a wall time and an accuracy."""
+        return self.bytes is None
+
+    @property
+    def wall_ratio(self) -> float | None:
+        """Of training runs: the second's mean time to the end over the first's."""
+        return self.after["wall_s"] / self.before["wall_s"] if self.trained else None
 
     def record(self) -> dict[str, Any]:
         """Flat, for JSON."""
@@ -65,6 +80,9 @@ class Change:
             "low": self.low,
             "high": self.high,
             "p99_ratio": self.p99_ratio,
+            "wall_ratio": self.wall_ratio,
+            "before_test_accuracy": self.before["test_accuracy"] if self.trained else None,
+            "after_test_accuracy": self.after["test_accuracy"] if self.trained else None,
             "before_rounds": self.before_rounds,
             "after_rounds": self.after_rounds,
             "verdict": self.verdict,
@@ -85,7 +103,17 @@ def compare(
         raise ConfigError(
             f"the two runs share no arm and size: {sources[0]} has {_names(old)}; {sources[1]} has {_names(new)}"
         )
-    return [_change(key, old[key], new[key]) for key in shared]
+    failed = bool(failures((before, after), sources))
+    return [_change(key, old[key], new[key], failed) for key in shared]
+
+
+def failures(documents: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> list[str]:
+    """A line for each run that ended as failed, with its reason."""
+    return [
+        f"{source} is of a run that failed, and proves nothing: {document['failed']}"
+        for document, source in zip(documents, sources, strict=True)
+        if document.get("failed")
+    ]
 
 
 _Key = tuple[str, int | None]
@@ -112,6 +140,8 @@ def _entries(document: Mapping[str, Any], source: str) -> Iterator[tuple[_Key, _
         for record in document["records"]:
             key = record["arm"], record["bytes"]
             float(record["p50_s"]), float(record["p99_s"])
+            if record["bytes"] is None:
+                float(record["wall_s"]), float(record["test_accuracy"])
             yield key, (record, rounds.get(key, np.empty(0)))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -123,7 +153,7 @@ def _names(entries: Mapping[_Key, Any]) -> str:
     return ", ".join(f"{arm} {size}" for arm, size in entries) or "nothing"
 
 
-def _change(key: _Key, old: _Entry, new: _Entry) -> Change:
+def _change(key: _Key, old: _Entry, new: _Entry, failed: bool) -> Change:
     (before, old_seconds), (after, new_seconds) = old, new
     ratio = after["p50_s"] / before["p50_s"]
     low, high = (
@@ -140,6 +170,7 @@ def _change(key: _Key, old: _Entry, new: _Entry) -> Change:
         p99_ratio=after["p99_s"] / before["p99_s"],
         before_rounds=len(old_seconds),
         after_rounds=len(new_seconds),
+        failed=failed,
     )
 
 

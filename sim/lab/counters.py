@@ -67,11 +67,10 @@ class Counters:
         """Share of the offered packets that the model dropped."""
         return self.dropped_by_model / self.offered if self.offered else 0.0
 
-    def link(self, name: str) -> LinkCounters:
-        """Both ways of a link together."""
-        return sum(
-            (at for point, at in self.points.items() if point.rpartition("_")[0] == name), LinkCounters()
-        )
+    def link(self, name: str, way: str = "both") -> LinkCounters:
+        """One way of a link (``down``, ``up``), or both together."""
+        ways = ("down", "up") if way == "both" else (way,)
+        return sum((self.points.get(f"{name}_{way}", LinkCounters()) for way in ways), LinkCounters())
 
     def __sub__(self, other: Counters) -> Counters:
         zero = LinkCounters()

@@ -33,7 +33,7 @@ _STYLE = {
 _FEW_ROUNDS = 20
 """Up to so many, each round is a dot."""
 _MOST_BURSTS = 400
-"""Shaded in a picture; more would be a grey wall."""
+"""Shaded in a panel; more would be a grey wall."""
 
 Document = Mapping[str, Any]
 
@@ -119,6 +119,8 @@ def time_lines(document: Document, form: str = "svg") -> bytes:
                 panel.set_title(f"{arm}, {format_bytes(nbytes)}", fontsize=9.5, fontweight="normal")
                 plain_numbers(panel.yaxis, low=True)
             panel.set_xlabel("time (s); shaded: bursts" if document["bursts"] else "time (s)")
+        for panel in panels:  # of what a run that ended early did not come to
+            panel.set_visible(False)
         return _bytes(figure, form)
 
 
@@ -189,9 +191,9 @@ def _of_size(document: Document, nbytes: int) -> list[tuple[str, Mapping[str, An
 def _shade(panel: Any, document: Document, entry: Mapping[str, Any]) -> None:
     """Bursts within the time of an arm's rounds."""
     first, last = min(entry["start_s"]), max(np.add(entry["start_s"], entry["seconds"]))
-    for start, end in document["bursts"][:_MOST_BURSTS]:
-        if start < last and end > first:
-            panel.axvspan(start, end, color=_BURST, linewidth=0, zorder=0)
+    within = [(start, end) for start, end in document["bursts"] if start < last and end > first]
+    for start, end in within[:_MOST_BURSTS]:
+        panel.axvspan(start, end, color=_BURST, linewidth=0, zorder=0)
 
 
 def _dots(panel: Any, entry: Mapping[str, Any], colour: str) -> None:

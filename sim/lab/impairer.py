@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dblp.errors import ConfigError
 from dblp.sim.lab import namespaces, nft, tools
 from dblp.sim.lab.counters import Counters, LinkCounters
-from dblp.sim.lab.impairments import Conditions
+from dblp.sim.lab.impairments import Conditions, Slot
 from dblp.sim.lab.means import Means, need_discipline
 from dblp.sim.lab.plan import Plan, Point, Role, Shaper
 from dblp.sim.lab.shaping import QdiscCounts, Stack, below_tbf, netem_text, read_counts, tbf_text
 from dblp.sim.lab.tools import LabError
 from dblp.transport.impair_spec import Corrupt, Delay, Duplicate, Jitter, Rate, Reorder
 
-_NETEM_ONLY = (Delay, Jitter, Reorder, Duplicate, Corrupt)
+_NETEM_ONLY = (Delay, Jitter, Reorder, Duplicate, Corrupt, Slot)
 _Device = tuple[str, str]  # node and device
 
 
@@ -56,10 +56,11 @@ class Impairer:
         wanted |= self._incoming(conditions, points)
         self._put(wanted)
 
-    def counters(self) -> Counters:
-        """Read all back."""
+    def counters(self, *, full_queues: bool = True) -> Counters:
+        """Read all back. Without ``full_queues``, drops of queues may be left out, where to read them takes more commands."""
         rules = self._read_rules()
-        queues = self._read_queues()
+        nodes = self._switching() if self.means.loss == "netem" else []
+        queues = self._read_queues([node for node, _ in self._stacks] if full_queues else nodes)
         points = {point.name: self._count(point, rules, queues) for point in self._plan.points}
         for shaper in self._plan.shapers:
             if shaper.card:
@@ -108,8 +109,8 @@ class Impairer:
             if (p.node, p.device) == (shaper.node, shaper.device) and not p.ingress
         )
         here = conditions if point in points else Conditions()
-        netem, table = netem_text(here, shaper.delay_s, rate, loses=self.means.loss == "netem")
-        return Stack(netem, text, table, below)
+        netem, fixed = netem_text(here, shaper.delay_s, rate, loses=self.means.loss == "netem")
+        return Stack(netem, text, fixed, below)
 
     def _rate(self, shaper: Shaper, conditions: Conditions) -> tuple[float, int]:
         """A rate of the conditions wins over the link's own; a host's card keeps its deep queue."""
@@ -131,8 +132,8 @@ class Impairer:
                 self._detour(point)
             if point.name in self._returned:
                 here = conditions if point in points else Conditions()
-                netem, table = netem_text(here, 0.0, 0.0, loses=self.means.loss == "netem")
-                wanted[(point.node, _ifb(point))] = Stack(netem, "", table)
+                netem, fixed = netem_text(here, 0.0, 0.0, loses=self.means.loss == "netem")
+                wanted[(point.node, _ifb(point))] = Stack(netem, "", fixed)
         return wanted
 
     def _detour(self, point: Point) -> None:
@@ -192,9 +193,9 @@ class Impairer:
                 found |= nft.read_counters(tools.run_json(command))
         return found
 
-    def _read_queues(self) -> dict[_Device, QdiscCounts]:
+    def _read_queues(self, nodes: Iterable[str]) -> dict[_Device, QdiscCounts]:
         found = dict(self._before)
-        for node in dict.fromkeys(node for node, _ in self._stacks):
+        for node in dict.fromkeys(nodes):
             for device, counts in read_counts(self._qdiscs(node)).items():
                 found[(node, device)] = found.get((node, device), QdiscCounts()) + counts
         return found

@@ -29,9 +29,9 @@ from dblp.transport.impair_spec import (
     Rate,
     Reorder,
 )
-from dblp.transport.spec import SEED, Element, Kind, Parser, arg, choice
+from dblp.transport.spec import SEED, SPAN, TIME, Element, Kind, Parser, arg, choice
 
-__all__ = ["Applied", "Conditions", "Links", "Schedule", "Span", "parse_conditions", "parse_schedule"]
+__all__ = ["Applied", "Conditions", "Links", "Schedule", "Slot", "Span", "parse_conditions", "parse_schedule"]
 
 E = TypeVar("E", bound=Element)
 
@@ -56,8 +56,29 @@ class Links(Element):
     way: str = arg("way", choice("both", "down", "up"), default="both")
 
 
+@dataclass(frozen=True, slots=True)
+class Slot(Element):
+    """Packets wait for the next slot and leave together, as from a radio link that takes turns. From slot to slot it takes
+    ``least_s`` to ``most_s``, uniform. DBLP_IMPAIR has no such thing."""
+
+    name: ClassVar[str] = "slot"
+    least_s: float = arg("min", SPAN)
+    most_s: float = arg("max", TIME, default=0.0)
+    """0: ``least_s``."""
+
+    def __post_init__(self) -> None:
+        Element.__post_init__(self)
+        if self.most_s and self.most_s < self.least_s:
+            raise ConfigError(f"slot: max={self.most_s:g}s is below min={self.least_s:g}s")
+
+    @property
+    def latest_s(self) -> float:
+        """Longest wait."""
+        return max(self.least_s, self.most_s)
+
+
 LASTING: Mapping[str, type[Element]] = {
-    cls.name: cls for cls in (Loss, GilbertElliott, Duplicate, Rate, Corrupt, Delay, Jitter, Reorder)
+    cls.name: cls for cls in (Loss, GilbertElliott, Duplicate, Rate, Corrupt, Delay, Jitter, Reorder, Slot)
 }
 """What may hold all the time, by name."""
 CHANGING: Mapping[str, type[Element]] = {cls.name: cls for cls in (Bursts, GilbertElliottTime)}
@@ -81,7 +102,11 @@ class Conditions:
         for element in self.elements:
             if element.name not in LASTING:
                 raise ConfigError(f"{element.name} changes in time: it belongs in a schedule")
-        object.__setattr__(self, "elements", ImpairSpec(self.elements).elements)
+        slots = tuple(element for element in self.elements if isinstance(element, Slot))
+        if len(slots) > 1:
+            raise ConfigError("slot stands more than once: each impairment may stand once")
+        rest = ImpairSpec(tuple(element for element in self.elements if element not in slots))
+        object.__setattr__(self, "elements", (*rest.elements, *slots))
         _check(self)
 
     def __str__(self) -> str:
@@ -128,14 +153,19 @@ def _check(conditions: Conditions) -> None:
 def _check_sizes(conditions: Conditions) -> None:
     """What tc takes; it would say so itself, but in its own words and late."""
     rate, delay, jitter = conditions.get(Rate), conditions.get(Delay), conditions.get(Jitter)
-    reorder = conditions.get(Reorder)
+    reorder, slot = conditions.get(Reorder), conditions.get(Slot)
     if rate is not None and rate.bps < LEAST_BPS:
         raise ConfigError(f"rate: {too_slow(rate.bps)}")
     if rate is not None and (rate.bps > MOST_BPS or rate.queue_bytes > MOST_QUEUE_BYTES):
         raise ConfigError(
             f"{rate}: at most {MOST_BPS / 1e9:g}gbit and a queue of {MOST_QUEUE_BYTES} bytes fit into the kernel's"
         )
-    late = (delay and delay.delay_s, jitter and jitter.jitter_s, reorder and reorder.by_s)
+    late = (
+        delay and delay.delay_s,
+        jitter and jitter.jitter_s,
+        reorder and reorder.by_s,
+        slot and slot.latest_s,
+    )
     if max(seconds or 0.0 for seconds in late) > MOST_DELAY_S:
         raise ConfigError(f"{conditions}: a packet can be {MOST_DELAY_S:g} s late at most")
 

@@ -1,8 +1,6 @@
-"""What killed runs left behind: namespaces whose name carries the process id of an owner that is gone."""
+"""What killed runs left behind: namespaces whose name carries process id and start of an owner that is gone."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from dblp.sim.lab import namespaces
 
@@ -12,7 +10,7 @@ def find_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
     return [
         name
         for name in namespaces.names()
-        if (owner := namespaces.owner_of(name, prefix)) is not None and not Path(f"/proc/{owner}").exists()
+        if namespaces.owner_of(name, prefix) is not None and not namespaces.owned(name, prefix)
     ]
 
 

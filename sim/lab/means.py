@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dblp.sim.lab import tools
@@ -35,11 +36,24 @@ class Means:
             )
 
 
-def need_discipline(name: str) -> None:
-    """Raise LabError where the kernel lacks a queueing discipline that a topology asks for (``fifo`` is always there)."""
-    said = (
+def in_words(means: Mapping[str, str]) -> str:
+    """How a run is done and why, from ``means`` of its JSON."""
+    ways = {"netem": "tc netem", "nft": "nftables", "none": "nothing"}
+    by = {name: ways.get(means.get(name, "none"), means.get(name)) for name in ("loss", "rate", "delay")}
+    why = f" (netem is refused: {means['why']})" if means.get("why") else ""
+    return f"loss by {by['loss']}, rates by {by['rate']}, delays by {by['delay']}{why}"
+
+
+def refused_discipline(name: str) -> str:
+    """What the kernel says against a topology's queueing discipline; empty if it takes it (``fifo`` is always there)."""
+    return (
         tried("tc", "qdisc", "add", "dev", "lo", "root", *_DISCIPLINES[name]) if name in _DISCIPLINES else ""
     )
+
+
+def need_discipline(name: str) -> None:
+    """Raise LabError where the kernel lacks a queueing discipline that a topology asks for."""
+    said = refused_discipline(name)
     if said:
         raise LabError(
             f"topology: discipline={name!r}: this kernel refuses it ({said}). Remedy: modprobe sch_{name}"

@@ -1,6 +1,7 @@
 """Network namespaces: made, entered, removed; none but those of a laboratory is ever touched.
 
-A name is ``<prefix>-<pid of the owner>-<n>-<node>``, so that what a killed run left behind is told by its name alone.
+A name is ``<prefix>-<pid of the owner>-<start of the owner>-<n>-<node>``, so that what a killed run left behind is told by its
+name alone; by the start also where another process has the owner's id by now.
 """
 
 from __future__ import annotations
@@ -49,13 +50,33 @@ def next_stem(prefix: str) -> str:
     """What the names of a new network's namespaces begin with; raises ConfigError for an unusable prefix."""
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"prefix={prefix!r}: needs a lower-case word of letters and digits, 16 at most")
-    return f"{prefix}-{os.getpid()}-{next(_serial)}"
+    return f"{prefix}-{os.getpid()}-{started(os.getpid())}-{next(_serial)}"
 
 
 def owner_of(name: str, prefix: str = PREFIX) -> int | None:
     """Process id of the owner of a namespace of that name; None if the name is none of ours."""
-    match = re.fullmatch(rf"{re.escape(prefix)}-(\d+)-\d+-[a-z]+\d+", name)
+    match = _match(name, prefix)
     return int(match[1]) if match else None
+
+
+def owned(name: str, prefix: str = PREFIX) -> bool:
+    """Whether the owner still runs."""
+    match = _match(name, prefix)
+    return match is not None and started(int(match[1])) == int(match[2])
+
+
+def _match(name: str, prefix: str) -> re.Match[str] | None:
+    return re.fullmatch(rf"{re.escape(prefix)}-(\d+)-(\d+)-\d+-[a-z]+\d+", name)
+
+
+def started(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks since boot; None if there is none. Tells it from others that had its id."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # proc_pid_stat(5): field 22; the name, field 2, may hold spaces and brackets.
+    return int(stat.rpartition(")")[2].split()[19])
 
 
 def path_of(name: str) -> Path:

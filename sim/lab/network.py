@@ -130,6 +130,11 @@ class LabNetwork:
         with self._lock:
             return self._running().counters()
 
+    def model_counters(self) -> Counters:
+        """The same for what models drop; a burst can spare the time. Drops of full queues may be lacking."""
+        with self._lock:
+            return self._running().counters(full_queues=False)
+
     @contextlib.contextmanager
     def playing(self, schedule: Schedule) -> Iterator[list[Applied]]:
         """Play a schedule in a thread while the block runs; yields the record of what held when, which grows.
@@ -141,7 +146,7 @@ class LabNetwork:
 
         def play() -> None:
             try:
-                schedule.run(self, stop, record)
+                schedule.run(self, stop, record, count=self.model_counters, gaps=schedule.base.loss > 0)
             except Exception as fault:  # told by the thread that started it
                 faults.append(fault)
 

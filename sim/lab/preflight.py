@@ -127,7 +127,7 @@ def _ways(ways: means.Means) -> list[Finding]:
             found="tc netem" if ways.netem else f"not at all: netem is refused ({ways.why})",
             consequence=""
             if ways.netem
-            else "no delay, jitter, reordering, duplicates, corruption: what needs them is refused",
+            else "no delay, jitter, reordering, duplicates, corruption, slots: what needs them is refused",
             remedy=""
             if ways.netem
             else "modprobe sch_netem  # Debian: linux-image without -cloud; Fedora: kernel-modules-extra",
@@ -136,7 +136,7 @@ def _ways(ways: means.Means) -> list[Finding]:
 
 
 def _extras() -> list[Finding]:
-    return [_command("nft"), *_routing()]
+    return [_command("nft"), *_routing(), *_disciplines()]
 
 
 def _routing() -> Iterator[Finding]:
@@ -148,6 +148,19 @@ def _routing() -> Iterator[Finding]:
         consequence="leaf-spine spreads no flows" if said else "",
         remedy="a kernel with CONFIG_IP_ROUTE_MULTIPATH" if said else "",
     )
+
+
+def _disciplines() -> Iterator[Finding]:
+    """Of a topology's queues."""
+    for name, does in (("red", "marks ECN before it drops"), ("prio", "four bands by DSCP")):
+        said = means.refused_discipline(name)
+        yield Finding(
+            what=name,
+            ok=not said,
+            found=said or f"{does}, below tbf",
+            consequence=f"no topology with discipline = '{name}'" if said else "",
+            remedy=f"modprobe sch_{name}" if said else "",
+        )
 
 
 def _proof() -> Finding:

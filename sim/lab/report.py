@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dblp.sim.lab.figures import Document, pictures
+from dblp.sim.lab.means import in_words
 from dblp.units import format_bytes, format_seconds
 
 _PAGE = """\
@@ -82,21 +83,33 @@ def _facts(document: Document) -> str:
     """What a reader must know of network and host."""
     experiment, host = document["experiment"], document["host"]
     topology = experiment["topology"]
-    rate = f"{topology['rate_bps'] / 1e6:g} Mb/s" if topology["rate_bps"] else "unlimited"
     rows = {
-        "network": f"{topology['kind']}, {topology['hosts']} hosts, links {rate}",
+        "network": f"{topology['kind']}, {topology['hosts']} hosts",
+        "each host's link": _link(topology, ""),
+        **({} if topology["kind"] == "star" else {"core links": _link(topology, "core_")}),
+        **({} if topology["discipline"] == "fifo" else {"queues": topology["discipline"]}),
         "impairments": document["means"].get("schedule") or "none",
-        "done by": f"loss: {document['means'].get('loss')}, delay: {document['means'].get('delay')}",
+        "done by": in_words(document["means"]),
         "algorithm": experiment["algorithm"],
         "host": f"{host['cpu']}, {host['cores']} cores, Linux {host['kernel']}, torch {host['torch']}",
         "dblp": document["version"],
     }
     if experiment["traffic"]:
         rows["cross traffic"] = experiment["traffic"]
+    if experiment["slow"]:
+        slow = experiment["slow"]
+        rows["slow rank"] = f"rank {slow['rank']}, by {format_seconds(slow['by_s'])}"
     cells = "".join(
         f"<tr><td>{key}</td><td>{html.escape(str(value))}</td></tr>" for key, value in rows.items()
     )
     return f"<table class='facts'>{cells}</table>"
+
+
+def _link(topology: Mapping[str, Any], of: str) -> str:
+    """Rate, queue and delay of links; ``of``: what their fields begin with."""
+    rate, delay = topology[f"{of}rate_bps"], topology[f"{of}delay_s"]
+    queue = f"{rate / 1e6:g} Mb/s, queue {format_bytes(topology[f'{of}queue_bytes'])}" if rate else "no limit"
+    return f"{queue}, {format_seconds(delay)} one way" if delay else queue
 
 
 def _table(document: Document) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from dblp.sim.lab.experiment import Experiment
 from dblp.sim.lab.impairments import Applied
 from dblp.sim.lab.namespaces import run_in
 from dblp.sim.lab.network import LabNetwork
-from dblp.sim.lab.ranks import Event, OnEvent, RankError, Ranks
+from dblp.sim.lab.ranks import MASTER_PORT, Event, OnEvent, RankError, Ranks
 from dblp.sim.lab.sniff import sniffing
 from dblp.sim.lab.tools import LabError
 from dblp.sim.lab.traffic import CrossTraffic
@@ -93,12 +93,20 @@ class Run:
     failed: str = ""
     """Why the run proves nothing; empty: it does."""
 
+    @property
+    def measured(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.blocks or self.trained)
+
 
 class Watch(Protocol):
     """Hears how far a run is."""
 
     def stage(self, text: str) -> None:
         """Something begins."""
+
+    def means(self, means: Mapping[str, str]) -> None:
+        """The network is there, and is impaired so."""
 
     def block(self, arm: str, nbytes: int, done: int, rounds: int) -> None:
         """An arm has done so many of its rounds of a size."""
@@ -111,18 +119,42 @@ Build = Callable[[Any], LabNetwork]
 
 
 def run_experiment(
-    experiment: Experiment, watch: Watch, *, build: Build = LabNetwork, capture: tuple[str, int] | None = None
+    experiment: Experiment,
+    watch: Watch,
+    *,
+    build: Build = LabNetwork,
+    capture: tuple[str, int] | None = None,
+    run: Run | None = None,
 ) -> Run:
-    """Run it to its end; ``capture``: a file, and the host whose datagrams go there.
+    """Run it to its end; ``capture``: a file, and the host whose datagrams go there; ``run``: where to put what is measured, so
+    that it is not lost with what is raised; ``failed`` says why it ended then.
 
     Raises PrivilegeError without root, LabError for what the kernel cannot do, RankError where a rank fails. A run that ends
     without the loss that it claims comes back with ``failed``.
     """
-    run = Run(experiment=experiment)
+    run = run if run is not None else Run(experiment=experiment)
+    try:
+        _run(run, watch, build, capture)
+    except BaseException as error:
+        run.failed = _ended(error)
+        raise
+    run.failed = claim.check(experiment.schedule, run)
+    return run
+
+
+def _ended(error: BaseException) -> str:
+    """Why a run did not come to its end."""
+    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+    return "it was interrupted before its end" if interrupted else f"it ended before its end: {error}"
+
+
+def _run(run: Run, watch: Watch, build: Build, capture: tuple[str, int] | None) -> None:
+    experiment = run.experiment
     watch.stage("building the network")
     with build(experiment.topology) as net:
         schedule = experiment.schedule
         run.means = _means(net, str(schedule))
+        watch.means(run.means)
         net.apply(schedule.base)  # refused now, not after a minute, where the kernel cannot do it
         net.apply(type(schedule.base)())
         with Ranks(net) as ranks:
@@ -133,10 +165,10 @@ def run_experiment(
             net.apply(schedule.base)
             with _capturing(net, capture), _crossing(net, experiment), net.playing(schedule) as spans:
                 run.spans, run.start_s = spans, time.monotonic()
-                _work(run, net, ranks, watch)
-                run.wall_s = time.monotonic() - run.start_s
-        run.failed = claim.check(schedule, run)
-    return run
+                try:
+                    _work(run, net, ranks, watch)
+                finally:
+                    run.wall_s = time.monotonic() - run.start_s
 
 
 def _means(net: LabNetwork, schedule: str) -> dict[str, str]:
@@ -175,17 +207,55 @@ def _connect_all(experiment: Experiment, net: LabNetwork, ranks: Ranks, watch: W
 
 
 @contextlib.contextmanager
-def _congestion(net: LabNetwork, arm: Arm) -> Iterator[None]:
-    """New connections take the arm's congestion control; at the end it is looked at whether they did."""
-    if arm.congestion:
-        net.set_congestion(arm.congestion)
-    yield
-    if arm.congestion:
-        shown = run_in(net.hosts[0].namespace, ["ss", "--tcp", "--info", "--numeric", "state", "established"])
-        if f" {arm.congestion} " not in shown:
-            raise LabError(
-                f"{arm.name}: no connection of the ranks uses {arm.congestion}:\n{shown.strip()[:500]}"
-            )
+def _congestion(net: LabNetwork, arm: Arm) -> Iterator[Callable[[], None]]:
+    """New connections take the arm's congestion control; at the end it is looked at whether they did, or when what is yielded is
+    called, which raises LabError."""
+    if not arm.congestion:
+        yield lambda: None
+        return
+    net.set_congestion(arm.congestion)
+    before, looked = connections(net), False
+
+    def look() -> None:
+        nonlocal looked
+        if not looked:
+            looked = True
+            check_congestion(arm, before, connections(net))
+
+    yield look
+    look()
+
+
+Connections = Mapping[tuple[str, str], Sequence[str]]
+
+
+def connections(net: LabNetwork) -> Connections:
+    """TCP's connections on the hosts, by both ends, with the words of ss on each; without those of the ranks' store, which carry
+    no gradients."""
+    found: dict[tuple[str, str], Sequence[str]] = {}
+    for host in net.hosts:
+        asked = ["--tcp", "--info", "--numeric", "--oneline", "--no-header", "state", "established"]
+        for line in run_in(host.namespace, ["ss", *asked]).strip().splitlines():
+            _, _, local, peer, *words = line.split()  # two counts of queued bytes come first
+            if not {local.rpartition(":")[2], peer.rpartition(":")[2]} & {str(MASTER_PORT)}:
+                found[local, peer] = words
+    return found
+
+
+def check_congestion(arm: Arm, before: Connections, after: Connections) -> None:
+    """Raise LabError unless all connections that an arm made use its congestion control, and there are some."""
+    made = {ends: words for ends, words in after.items() if ends not in before}
+    other = [ends for ends, words in made.items() if arm.congestion not in words]
+    if other:
+        local, peer = other[0]
+        raise LabError(
+            f"{arm.name}: {len(other)} of its {len(made)} connections do not use {arm.congestion}, as that of {local} to {peer}: "
+            f"{' '.join(made[other[0]])[:200]}"
+        )
+    if not made:
+        raise LabError(
+            f"{arm.name}: its ranks made no connection whose congestion control could be looked at"
+        )
 
 
 def _work(run: Run, net: LabNetwork, ranks: Ranks, watch: Watch) -> None:
@@ -295,16 +365,16 @@ def _train(
         "timeout_s": experiment.timeout_s,
     }
     results: dict[int, Event] = {}
+    with _congestion(net, arm) as look:
 
-    def on_event(rank: int, event: Event) -> None:
-        if event["kind"] == "result":
-            results[rank] = event
-        else:
-            watch.event(rank, {**event, "arm": arm.name})
+        def on_event(rank: int, event: Event) -> None:
+            look()  # while it trains: its connections end with it
+            if event["kind"] == "result":
+                results[rank] = event
+            else:
+                watch.event(rank, {**event, "arm": arm.name})
 
-    if arm.congestion:
-        net.set_congestion(arm.congestion)
-    before, start = net.counters(), time.monotonic()
-    ranks.command(command, timeout_s=_TRAIN_S, on_event=on_event)
+        before, start = net.counters(), time.monotonic()
+        ranks.command(command, timeout_s=_TRAIN_S, on_event=on_event)
     events = tuple(results[rank] for rank in sorted(results))
     return Trained(arm=arm.name, seed=seed, events=events, counters=net.counters() - before, start_s=start)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dblp.sim.lab.impairments import Conditions
+from dblp.sim.lab.impairments import Conditions, Slot
 from dblp.transport.impair_spec import Corrupt, Delay, Duplicate, GilbertElliott, Jitter, Loss, Reorder
 from dblp.transport.udp_send import DSCP
 
@@ -29,15 +29,15 @@ class Stack:
 
     netem: str = ""
     tbf: str = ""
-    table: str = ""
-    """Distribution of netem's jitter; it can't be taken back by a change."""
+    fixed: str = ""
+    """What a change of netem can't take back: its jitter's distribution, and slots."""
     below: tuple[str, ...] = ()
     """What stands below tbf in place of its fifo: ``tc`` lines with ``{device}``."""
 
     @property
     def shape(self) -> tuple[bool, bool, str, tuple[str, ...]]:
         """What a change in place must keep."""
-        return bool(self.netem), bool(self.tbf), self.table, self.below
+        return bool(self.netem), bool(self.tbf), self.fixed, self.below
 
     def lines(self, device: str, verb: str) -> list[str]:
         """Lines for ``tc -batch``; ``verb`` is ``add`` or ``change``."""
@@ -98,16 +98,18 @@ def below_tbf(discipline: str, rate_bps: float, queue_bytes: int) -> tuple[str, 
 
 
 def netem_text(conditions: Conditions, delay_s: float, rate_bps: float, *, loses: bool) -> tuple[str, str]:
-    """netem's arguments for conditions and a delay of the link itself, and its jitter's distribution.
+    """netem's arguments for conditions and a delay of the link itself, and what of them a change can't take back.
 
     ``loses``: loss is netem's task. All values are written, zeros too, since a change keeps what it isn't told.
     Its limit is sized from rate and delay; beyond it netem would drop what no model asked for.
     """
     delay, jitter, reorder = conditions.get(Delay), conditions.get(Jitter), conditions.get(Reorder)
+    slot = conditions.get(Slot)
     late = delay_s + (delay.delay_s if delay else 0.0) + (reorder.by_s if reorder else 0.0)
     spread = jitter.jitter_s if jitter else 0.0
     table = "normal" if jitter and jitter.dist == "normal" else ""
-    words = [f"netem limit {limit_packets(rate_bps, late + 4 * spread)} delay {_us(late)} {_us(spread)}"]
+    held = late + 4 * spread + (slot.latest_s if slot else 0.0)
+    words = [f"netem limit {limit_packets(rate_bps, held)} delay {_us(late)} {_us(spread)}"]
     words += [f"distribution {table}"] if table else []
     words += [f"reorder {_percent(1 - reorder.p)} gap 1"] if reorder and reorder.p < 1 else ["reorder 0%"]
     words += [_loss_text(conditions)] if loses else []
@@ -115,7 +117,9 @@ def netem_text(conditions: Conditions, delay_s: float, rate_bps: float, *, loses
         f"duplicate {_percent(conditions.get(Duplicate))}",
         f"corrupt {_percent(conditions.get(Corrupt))}",
     ]
-    return " ".join(words), table
+    slots = f"slot {_us(slot.least_s)} {_us(slot.latest_s)}" if slot else ""
+    words += [slots] if slots else []
+    return " ".join(words), f"{table} {slots}".strip()
 
 
 def limit_packets(rate_bps: float, late_s: float) -> int:
@@ -139,7 +143,10 @@ def _counts(of: Mapping[str, Mapping[str, Any]]) -> QdiscCounts:
     queue = int(of["tbf"]["drops"]) if "tbf" in of else 0
     if "netem" not in of:
         return QdiscCounts(int(of["tbf"]["packets"]), 0, queue)
-    return QdiscCounts(int(of["netem"]["packets"]), int(of["netem"]["drops"]) - queue, queue)
+    netem = of["netem"]
+    # netem counts a packet when it leaves, and a drop at once: without what it holds, a burst's share would be another one.
+    passed = int(netem["packets"]) + int(netem.get("qlen", 0))
+    return QdiscCounts(passed, int(netem["drops"]) - queue, queue)
 
 
 def _loss_text(conditions: Conditions) -> str:

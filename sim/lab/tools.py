@@ -18,6 +18,7 @@ PACKAGES = {
     "nsenter": "util-linux",
     "tc": "iproute2",
     "sh": "dash",
+    "ss": "iproute2",
     "unshare": "util-linux",
 }
 """Commands that the laboratory runs, and the Debian package of each."""

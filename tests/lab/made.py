@@ -40,8 +40,8 @@ def block(
     )
 
 
-def span(start: float, end: float) -> Applied:
-    return Applied(START + start, START + start, START + end, START + end, "loss(0.8)")
+def span(start: float, end: float, inside: Counters | None = None, before: Counters | None = None) -> Applied:
+    return Applied(START + start, START + start, START + end, START + end, "loss(0.8)", inside, before)
 
 
 def run(blocks: list[Block], spans: tuple[Applied, ...] = (), **changes: Any) -> Run:

@@ -31,6 +31,8 @@ UP = Point("h0", "up", "sw0", "ph0", ingress=True)
         "ge(p=0.002,r=0.05,bad=0.8),links(h2)",
         "rate(100mbit,queue=64KB),links(h1+h3,way=up)",
         "duplicate(1%),corrupt(2%),delay(5ms),jitter(1ms,dist=normal)",
+        "slot(2ms),delay(1ms)",
+        "loss(1%),slot(min=2ms,max=5ms),links(h1)",
     ],
 )
 def test_conditions_are_what_they_write(text):
@@ -65,6 +67,9 @@ def test_conditions_know_their_long_run_loss():
         ("loss(0.1),ge(0.1,0.2)", "loss and ge exclude each other"),
         ("corrupt(0.1,deliver=true)", "a real kernel drops what fails its checksum"),
         ("delay(1ms),reorder(0.1,by=2ms)", "goes with neither delay nor jitter"),
+        ("slot(5ms,2ms)", "slot: max=0.002s is below min=0.005s"),
+        ("slot(0s)", "min=0s will not do: a time above 0"),
+        ("slot(61s)", "60 s late at most"),
     ],
 )
 def test_faults_name_their_column(text, said):
@@ -143,6 +148,48 @@ def test_a_schedule_is_played_in_order_and_recorded():
     for applied, (start, end) in zip(record, ((0.02, 0.05), (0.06, 0.08)), strict=True):
         assert origin + start <= applied.start_s <= applied.full_s <= applied.clear_s <= applied.end_s
         assert applied.clear_s >= origin + end
+
+
+def test_counters_are_read_within_a_span_and_between_two():
+    """A network that passes a packet at each reading and each change: who reads when is in the counts."""
+    net, read = FakeNet(), []
+
+    def count():
+        read.append([loss for _, loss in net.applied][-1])
+        time.sleep(0.002)
+        return Counters({"h0_down": LinkCounters(len(read))}, frozenset(("h0_down",)))
+
+    spans = [(0.02, 0.05, parse_conditions("loss(0.5)")), (0.06, 0.08, parse_conditions("loss(0.7)"))]
+    schedule = Schedule.of(spans, parse_conditions("loss(0.1)"))
+    record = schedule.run(net, threading.Event(), count=count)
+    assert read == [0.1, 0.5, 0.5, 0.7, 0.7]
+    assert [a.inside and a.inside.offered for a in record] == [1, 1]
+    assert [a.before for a in record] == [None, None]
+    assert [loss for _, loss in net.applied] == [0.1, 0.5, 0.1, 0.7, 0.1, 0.1]
+    read.clear()
+    net.applied.clear()
+    record = schedule.run(net, threading.Event(), count=count, gaps=True)
+    assert read == [0.1, 0.1, 0.5, 0.5, 0.1, 0.1, 0.7, 0.7, 0.1]
+    assert [a.inside and a.inside.offered for a in record] == [1, 1]
+    assert [a.before and a.before.offered for a in record] == [1, 1]
+    for applied, span in zip(record, spans, strict=True):
+        assert applied.clear_s - net.applied[0][0] >= span[1], "the reading cuts nothing off"
+
+
+def test_a_span_is_not_made_longer_to_be_counted():
+    """A reading takes as long as a span: one in some is counted, the others are not read at all."""
+    read: list[float] = []
+
+    def count():
+        read.append(time.monotonic())
+        time.sleep(0.03)
+        return Counters()
+
+    spans = [(0.1 * k, 0.1 * k + 0.03, parse_conditions("loss(0.5)")) for k in range(1, 9)]
+    record = Schedule.of(spans).run(FakeNet(), threading.Event(), count=count)
+    counted = [applied.inside is not None for applied in record]
+    assert not counted[0] and any(counted)
+    assert len(read) == 1 + 2 * sum(counted) < len(spans)
 
 
 def test_a_schedule_that_is_stopped_lifts_what_it_did():
@@ -226,9 +273,18 @@ def test_netem_is_told_all_values_and_a_limit_that_holds_the_delay():
     assert "loss" not in text
 
 
+def test_a_slot_is_netems_and_no_change_takes_it_back():
+    text, fixed = shaping.netem_text(parse_conditions("slot(2ms,max=5ms)"), 0.0, 1e9, loses=True)
+    assert text.endswith(" slot 2000us 5000us") and fixed == "slot 2000us 5000us"
+    assert text.startswith(f"netem limit {shaping.limit_packets(1e9, 0.005)} ")
+    text, fixed = shaping.netem_text(parse_conditions("slot(2ms)"), 0.0, 0.0, loses=True)
+    assert fixed == "slot 2000us 2000us"
+    assert shaping.Stack(text, "", fixed).shape != shaping.Stack(text, "", "").shape
+
+
 def test_drops_of_the_queue_are_told_from_those_of_the_model():
     document = [
-        {"kind": "netem", "dev": "ph0", "packets": 80, "drops": 20},
+        {"kind": "netem", "dev": "ph0", "packets": 73, "drops": 20, "qlen": 7},
         {"kind": "tbf", "dev": "ph0", "packets": 0, "drops": 5},
         {"kind": "tbf", "dev": "core", "packets": 9, "drops": 3},
         {"kind": "noqueue", "dev": "lo", "packets": 1, "drops": 0},
@@ -261,6 +317,9 @@ def test_counters_subtract_and_add_up():
     assert spent.offered == 109
     assert spent.loss == pytest.approx(15 / 109)
     assert spent.link("h0") == LinkCounters(140, 15, 4)
+    assert spent.link("h0", "down") == LinkCounters(90, 10, 4)
+    assert spent.link("h0", "up") == LinkCounters(50, 5, 0)
+    assert spent.link("h1", "up") == LinkCounters()
 
 
 def test_a_sender_in_a_long_pause_ends_when_it_is_told_to():

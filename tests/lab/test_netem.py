@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from dblp.sim.lab import means, namespaces
-from dblp.sim.lab.impairments import parse_conditions
+from dblp.sim.lab.impairments import parse_conditions, parse_schedule
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.preflight import preflight
 from dblp.sim.lab.topology import Topology, load_topology
@@ -32,6 +33,7 @@ from tests.lab.datagrams import PORT, mean_run, missing, needs_lab, send, why_no
 RUNNER = os.environ.get("DBLP_NETEM_RUNNER", "")
 NATIVE = not why_not() and means.detect().netem
 PREFIX = "dblpnetem"
+_SO_TIMESTAMPNS = 35
 _ECT0 = 2
 """IP TOS: capable of ECN."""
 GUEST_SECONDS = 550
@@ -146,6 +148,56 @@ def test_duplicates_reordering_and_damage(net):
     assert 0 < lost.sum() <= 0.2 * count + 5 * (count * 0.16) ** 0.5, "checksums drop what is damaged"
     net.apply(parse_conditions(""))
     assert np.array_equal(send(net.hosts[0], net.hosts[1], 500, quiet_s=2.0), np.arange(500))
+
+
+@in_netem
+def test_what_bursts_drop_is_counted_while_they_hold(net):
+    """Packets that were late on their way when a burst began, and leave within it, met no loss."""
+    schedule = parse_schedule("loss(2%),delay(100ms),bursts(loss=0.5,length=600ms,every=1200ms)")
+    with net.playing(schedule) as record:
+        for _ in range(3):
+            missing(net.hosts[0], net.hosts[1], 5000, quiet_s=0.5)
+    inside = [applied.inside for applied in record if applied.inside is not None]
+    before = [applied.before for applied in record if applied.before is not None]
+    for counters, share in ((inside, 0.5), (before, 0.02)):
+        offered = sum(part.offered for part in counters)
+        dropped = sum(part.dropped_by_model for part in counters)
+        assert offered > 500
+        assert abs(dropped - share * offered) <= 5 * (offered * share * (1 - share)) ** 0.5
+
+
+@in_netem
+def test_a_slot_lets_packets_out_together(net):
+    """One packet each 2 ms goes in; all come out, at about as many instants as there were slots, and evenly again afterwards."""
+    instants = {}
+    for text in ("slot(50ms)", ""):
+        net.apply(parse_conditions(text))
+        instants[text] = _instants(net, count=200, every_s=0.002)
+    assert [sum(sizes) for sizes in instants.values()] == [200, 200]
+    took_s = 200 * 0.002
+    assert took_s / 0.05 / 2 <= len(instants["slot(50ms)"]) <= 1.5 * took_s / 0.05 + 10
+    assert max(instants["slot(50ms)"]) >= 10 and len(instants[""]) > 2 * len(instants["slot(50ms)"])
+
+
+def _instants(net, count, every_s):
+    """How many packets came at each instant: what came within a millisecond, by the kernel's stamps."""
+    stamps = []
+    with (
+        namespaces.open_socket(net.hosts[1].namespace) as inbox,
+        namespaces.open_socket(net.hosts[0].namespace) as out,
+    ):
+        inbox.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        inbox.bind((net.hosts[1].address, PORT))
+        inbox.settimeout(2)
+        for _ in range(count):
+            out.sendto(b"x", (net.hosts[1].address, PORT))
+            time.sleep(every_s)
+        for _ in range(count):
+            _, ancillary, _, _ = inbox.recvmsg(10, 64)
+            seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2])
+            stamps.append(seconds + 1e-9 * nanoseconds)
+    starts = np.flatnonzero(np.diff(stamps, prepend=-1.0) > 0.001)
+    return np.diff(starts, append=count).tolist()
 
 
 @in_netem

@@ -191,11 +191,31 @@ def test_a_schedule_plays_while_a_block_runs(net):
         time.sleep(0.1)
 
 
+@needs_loss
+def test_what_bursts_drop_is_counted_while_they_hold(net):
+    with net.playing(parse_schedule("loss(2%),bursts(loss=0.5,length=300ms,every=600ms)")) as record:
+        for _ in range(3):
+            missing(net.hosts[0], net.hosts[1], 20_000, quiet_s=0.05)
+    inside = [applied.inside for applied in record if applied.inside is not None]
+    before = [applied.before for applied in record if applied.before is not None]
+    for counters, share in ((inside, 0.5), (before, 0.02)):
+        offered = sum(part.offered for part in counters)
+        assert offered > 1000
+        assert_binomial(sum(part.dropped_by_model for part in counters), offered, share)
+
+
 def test_what_the_kernel_lacks_is_refused_with_the_remedy():
     if means.detect().netem:
         pytest.skip("this kernel has netem")
     with LabNetwork(Topology(kind="star", hosts=1), PREFIX) as net:
-        for text in ("delay(1ms)", "jitter(1ms)", "reorder(1%,by=1ms)", "duplicate(1%)", "corrupt(1%)"):
+        for text in (
+            "delay(1ms)",
+            "jitter(1ms)",
+            "reorder(1%,by=1ms)",
+            "duplicate(1%)",
+            "corrupt(1%)",
+            "slot(1ms)",
+        ):
             with pytest.raises(
                 LabError, match=rf"{text.partition('(')[0]}.*needs tc's netem.*modprobe sch_netem"
             ):
@@ -336,6 +356,17 @@ def test_what_a_killed_run_left_is_found_and_removed_by_the_next():
     assert not running(child), "what ran in it has ended"
 
 
+def test_a_process_that_got_the_id_of_a_killed_run_hides_nothing(monkeypatch):
+    """The id of this process, and the start of another one."""
+    mine, start = f"{namespaces.next_stem(PREFIX)}-h0", namespaces.started(os.getpid())
+    assert start is not None
+    other = mine.replace(f"-{start}-", f"-{start - 1}-")
+    gone = mine.replace(f"-{os.getpid()}-", "-4194305-")  # above the kernel's largest
+    monkeypatch.setattr(namespaces, "names", lambda: [gone, mine, other, "somebodys", f"{PREFIX}-x"])
+    assert find_leftovers(PREFIX) == [gone, other]
+    assert namespaces.owner_of(other, PREFIX) == os.getpid()
+
+
 @pytest.mark.processes
 def test_without_root_there_is_a_message_and_an_exit_code():
     program = (
@@ -369,7 +400,7 @@ def test_a_failure_while_building_leaves_nothing(monkeypatch):
 
 
 def test_the_hosts_own_network_is_never_taken_for_a_namespace():
-    name = f"{PREFIX}-{os.getpid()}-9-h0"
+    name = f"{namespaces.next_stem(PREFIX)}-h0"
     path = namespaces.path_of(name)
     path.parent.mkdir(exist_ok=True)
     path.touch()
@@ -415,6 +446,8 @@ def test_the_preflight_says_how_and_proves_single_datagrams():
     proof = findings["single datagrams"]
     assert proof.ok, proof
     assert re.search(r"super-packet of (\d+) datagrams crossed .* as \1 packets", proof.found)
+    for name in ("red", "prio"):
+        assert findings[name].ok == (not means.refused_discipline(name))
     for finding in findings.values():
         assert finding.ok or (finding.consequence and finding.remedy), finding
     assert findings["loss"].found.startswith(

@@ -11,7 +11,7 @@ import pytest
 
 from dblp.cli.main import run as dblp
 from dblp.errors import ConfigError
-from dblp.sim.lab import report
+from dblp.sim.lab import figures, report
 from dblp.sim.lab.compare import compare, interval
 from dblp.sim.lab.report import page
 from dblp.units import format_seconds
@@ -96,10 +96,40 @@ def test_the_same_json_gives_the_same_page(content, html):
     assert html == page(json.loads(json.dumps(content)))
 
 
+def test_bursts_are_shaded_late_in_a_long_run_too():
+    """Rounds that began after more bursts than a panel shades."""
+    late = block("default", [0.1] * 3, at=START + 1000.05)
+    bursts = tuple(span(k, k + 0.2) for k in range(1002))
+    content = document(run([late], bursts, impair="bursts(loss=0.8,length=200ms,every=1s)", arms=["default"]))
+    assert content["rounds"][0]["hit"] == [True, True, False]
+    drawn = figures.time_lines(content).decode()
+    assert drawn.count("#fbe3c0") == 1
+
+
 def test_a_failed_run_says_so_first(content, monkeypatch):
     monkeypatch.setattr(report, "pictures", lambda document: [])
     html = page({**content, "failed": "default: a loss of 1 % was asked for"})
     assert html.index("This run proves nothing") < html.index("Results")
+
+
+def test_the_facts_name_links_queues_and_means(content):
+    experiment = content["experiment"]
+    topology = {
+        **experiment["topology"], "kind": "dumbbell", "rate_bps": 1e9, "core_rate_bps": 5e8, "core_queue_bytes": 131072,
+        "core_delay_s": 0.03, "discipline": "red",
+    }  # fmt: skip
+    slow = {"rank": 1, "by_s": 0.02}
+    means = {"loss": "nft", "rate": "tbf", "delay": "none", "why": "no <module>", "schedule": "loss(0.1)"}
+    html = page({**content, "experiment": {**experiment, "topology": topology, "slow": slow}, "means": means})
+    (facts,) = re.findall(r"<table class='facts'>(.*?)</table>", html, re.DOTALL)
+    found = dict(re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", facts))
+    assert found["each host's link"] == "1000 Mb/s, queue 256 KiB"
+    assert found["core links"] == "500 Mb/s, queue 128 KiB, 30 ms one way"
+    assert (found["queues"], found["slow rank"]) == ("red", "rank 1, by 20 ms")
+    assert (
+        found["done by"]
+        == "loss by nftables, rates by tbf, delays by nothing (netem is refused: no &lt;module&gt;)"
+    )
 
 
 def test_training_has_a_report_too():
@@ -203,6 +233,35 @@ def test_trainings_have_no_rounds_to_tell_chance_by():
     assert {change.verdict for change in compare(document(made), document(made))} == {"too few rounds"}
 
 
+def test_trainings_are_compared_by_wall_time_and_accuracy(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, wall_s, accuracy in (("a", 10.0, 0.9), ("b", 8.0, 0.91)):
+        made = run([], train={"seeds": [0]}, arms=["default"])
+        made.trained.append(trained("default", 0, wall_s, accuracy))
+        (tmp_path / f"{name}.json").write_text(json.dumps(document(made)))
+    figures = tmp_path / "c.json"
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    assert dblp(["lab", "compare", *files, "--json", str(figures)]) == 0
+    (record,) = json.loads(figures.read_text())["records"]
+    assert record["wall_ratio"] == pytest.approx(0.8)
+    assert (record["before_test_accuracy"], record["after_test_accuracy"]) == (0.9, 0.91)
+    said = capsys.readouterr().out
+    for cell in ("10 s", "8 s", "0.80", "90.00%", "91.00%"):
+        assert cell in said
+
+
+def test_a_failed_run_is_no_side_of_a_comparison(content, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    (tmp_path / "b.json").write_text(json.dumps({**content, "failed": "no loss"}))
+    files, figures = [str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path / "c.json"
+    assert dblp(["lab", "compare", *files, "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    assert {record["verdict"] for record in found["records"]} == {"failed run"}
+    line = f"{files[1]} is of a run that failed, and proves nothing: no loss"
+    assert found["failed"] == [line] and line in capsys.readouterr().out
+    assert {change.failed for change in compare(content, content)} == {False}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -250,10 +309,15 @@ def test_progress_is_told_within_a_block_where_there_are_no_bars(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dblp.cli.lab.progress.time.monotonic", lambda: now[0])
     out = io.StringIO()
-    with progress.LabProgress(experiment(), Console(file=out)) as shown:
+    with progress.LabProgress(experiment(), Console(file=out, width=100)) as shown:
+        shown.means({"loss": "nft", "rate": "tbf", "delay": "none", "why": "no [netem]", "schedule": ""})
         for now[0], done in ((1.0, 1), (11.0, 2), (12.0, 3), (22.0, 4)):
             shown.block("default", 2**20, done, 100)
-    assert out.getvalue() == "default, 1 MiB: 2 of 100 rounds\ndefault, 1 MiB: 4 of 100 rounds\n"
+    assert out.getvalue().splitlines() == [
+        "loss by nftables, rates by tbf, delays by nothing (netem is refused: no [netem])",
+        "default, 1 MiB: 2 of 100 rounds",
+        "default, 1 MiB: 4 of 100 rounds",
+    ]
 
 
 def test_what_cannot_be_compared_is_told(content, tmp_path, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dblp.sim.lab import claim
+from dblp.sim.lab.counters import Counters, LinkCounters
 from dblp.sim.lab.impairments import parse_schedule
 from dblp.sim.lab.results import document_of, records_of
 from dblp.sim.lab.run import block_of
@@ -153,6 +154,18 @@ def test_a_lasting_loss_must_have_happened(impair, counters, says):
     assert not found or found.startswith("default: ")
 
 
+@pytest.mark.parametrize(("way", "offered"), [("down", 0.05), ("up", 0.0), ("both", 0.025)])
+def test_a_loss_of_one_way_is_of_the_packets_of_that_way(way, offered):
+    """nftables counts both ways of a link always; what went the other way met no loss."""
+    counters = Counters(
+        {"h1_down": LinkCounters(95_000, 5_000), "h1_up": LinkCounters(100_000)}, frozenset(("h1_down",))
+    )
+    impair = f"loss(0.05),links(h1,way={way})"
+    made = run([block("default", [0.1], counters=counters)], impair=impair)
+    assert records_of(made)[0]["offered_loss"] == pytest.approx(offered)
+    assert (claim.check(parse_schedule(impair), made) == "") == (way == "down")
+
+
 def test_drops_of_the_queue_are_no_proof_of_a_loss():
     made = run([block("default", [0.1], counters=counted(99_000, 0, 1_000))], impair="loss(0.01)")
     assert "0 of 100000" in claim.check(parse_schedule("loss(0.01)"), made)
@@ -177,4 +190,38 @@ BURSTS = "bursts(loss=0.8,length=200ms,every=1s)"
 def test_bursts_must_have_happened(spans, counters, says):
     made = run([block("default", [0.1, 0.2], counters=counters)], spans, impair=BURSTS)
     found = claim.check(parse_schedule(BURSTS), made)
+    assert says in found and bool(found) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("inside", "before", "says"),
+    [
+        (counted(200, 800), None, ""),
+        (counted(160, 840), None, ""),
+        (
+            counted(999, 1),
+            None,
+            "in the bursts: a loss of 80.000% was asked for, and 1 of 1000 packets (0.100%)",
+        ),
+        (counted(0, 1000), None, "in the bursts: a loss of 80.000% was asked for, and 1000 of 1000"),
+        (counted(0), counted(0), ""),
+        (counted(200, 800), counted(9_900, 100), ""),
+        (
+            counted(200, 800),
+            counted(10_000, 0),
+            "between the bursts: a loss of 1.000% was asked for, and 0 of",
+        ),
+        (
+            counted(200, 800),
+            counted(9_000, 1_000),
+            "between the bursts: a loss of 1.000% was asked for, and 1000",
+        ),
+    ],
+)
+def test_bursts_and_what_holds_between_them_have_their_own_share(inside, before, says):
+    """By what was counted while a burst held everywhere, and between two."""
+    impair = f"loss(0.01),{BURSTS}" if before is not None else BURSTS
+    spans = (span(0.0, 0.2, inside, before),)
+    made = run([block("default", [0.1, 0.2], counters=counted(1000, 100))], spans, impair=impair)
+    found = claim.check(parse_schedule(impair), made)
     assert says in found and bool(found) == bool(says)

@@ -17,8 +17,11 @@ import pytest
 
 from dblp.cli.main import run as dblp_here
 from dblp.sim.lab import namespaces, tools
+from dblp.sim.lab import run as run_module
+from dblp.sim.lab.arms import parse_arm
 from dblp.sim.lab.experiment import load_experiment, shipped
 from dblp.sim.lab.network import LabNetwork
+from dblp.sim.lab.ranks import RankError
 from dblp.sim.lab.run import run_experiment
 from tests.lab.datagrams import needs_lab, needs_loss
 
@@ -51,6 +54,9 @@ class Quiet:
     """Hears a run and says nothing."""
 
     def stage(self, text):
+        pass
+
+    def means(self, means):
         pass
 
     def block(self, arm, nbytes, done, rounds):
@@ -107,6 +113,86 @@ def test_a_run_with_loss_and_its_capture(tmp_path, capsys):
     assert sum(record["repairs"] for record in seen["records"]) > 0
     assert {message["receiver"] for message in seen["messages"]} == {0, 1}
     capsys.readouterr()
+
+
+@needs_loss
+@pytest.mark.skipif(tools.find("tcpdump") is None, reason="no tcpdump")
+def test_a_capture_succeeds_whether_bursts_came_or_not(tmp_path):
+    """Some rounds of one arm may pass between two bursts; that is no fault of a capture."""
+    pcap = tmp_path / "round.pcap"
+    options = ["--arm", "default(leg=0.4)", "--rounds", 2, "--sizes", "256K"]
+    done = dblp("capture", "bursts", pcap, *options)
+    assert done.returncode == 0, done.stderr
+    assert f"look into it with: dblp pcap {pcap}" in done.stdout
+    assert dblp_here(["pcap", str(pcap), "--json", str(tmp_path / "p.json")]) == 0
+    assert len(json.loads((tmp_path / "p.json").read_text())["records"]) >= 2
+    assert not left_behind(done.pid)
+
+
+@needs_loss
+@pytest.mark.skipif(tools.find("tcpdump") is None, reason="no tcpdump")
+def test_a_capture_without_the_loss_is_one_with_a_note(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(LabNetwork, "apply", lambda self, conditions: None)
+    options = ["--rounds", "1", "--sizes", "256K"]
+    assert dblp_here(["lab", "capture", "loss-5", str(tmp_path / "round.pcap"), *options]) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "note: as a measurement this would have failed: default: a loss of 5.000% was asked for" in said
+
+
+@needs_lab
+def test_a_run_says_first_how_it_is_done():
+    done = dblp("run", "clean", *SHORT, "--arms", "dblp-exact")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^loss by (tc netem|nftables|nothing), rates by ", done.stdout, re.MULTILINE)
+
+
+@needs_lab
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        (
+            RankError("rank 1 of 2 ended: exit code 3"),
+            1,
+            "it ended before its end: rank 1 of 2 ended: exit code 3",
+        ),
+        (KeyboardInterrupt(), 130, "it was interrupted before its end"),
+    ],
+)
+def test_a_run_that_fails_midway_keeps_what_was_measured(fault, code, says, tmp_path, monkeypatch, capsys):
+    real, calls = run_module._block, []
+
+    def block(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise fault
+        return real(*arguments)
+
+    monkeypatch.setattr(run_module, "_block", block)
+    figures, page = tmp_path / "e.json", tmp_path / "e.html"
+    options = [*SHORT, "--arms", "gloo-cubic; dblp-exact", "--json", str(figures), "--report", str(page)]
+    assert dblp_here(["lab", "run", "clean", *options]) == code
+    content = json.loads(figures.read_text())
+    assert content["failed"] == says and says in page.read_text()
+    assert [(record["arm"], record["rounds"]) for record in content["records"]] == [
+        ("gloo-cubic", 3),
+        ("dblp-exact", 3),
+    ]
+    assert "what was measured until then" in capsys.readouterr().out
+    assert not left_behind(os.getpid())
+
+
+def test_each_connection_of_an_arm_must_have_its_congestion_control():
+    arm = parse_arm("gloo-cubic")
+    before = {("10.81.0.1:40", "10.81.0.2:50"): ["bbr", "rto:204"]}
+    cubic = {("10.81.0.1:41", "10.81.0.2:51"): ["ts", "cubic", "rto:204"]}
+    reno = {("10.81.0.1:42", "10.81.0.2:52"): ["ts", "reno", "rto:204"]}
+    run_module.check_congestion(arm, before, {**before, **cubic})
+    with pytest.raises(
+        tools.LabError, match=r"1 of its 2 connections do not use cubic, as that of 10\.81\.0\.1:42"
+    ):
+        run_module.check_congestion(arm, before, {**before, **cubic, **reno})
+    with pytest.raises(tools.LabError, match="made no connection"):
+        run_module.check_congestion(arm, {**before, **cubic}, {**before, **cubic})
 
 
 @needs_loss

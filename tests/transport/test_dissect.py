@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 
 import pytest
 
-from dblp.transport import lua, wire
+from dblp.transport import lua, wire, wire_doc
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.standing import Stand, Standing, encode_state
 from dblp.transport.wire import Type
 from tests.transport.recording import recorded_rounds, write_pcap
 from tests.transport.test_capture import record
@@ -68,6 +70,34 @@ def check_feedback(body, payload):
 
 def check_final(body, payload):
     assert (body.part, body.parts, body.bits) == wire.decode_final(payload)
+
+
+STATE = Standing(stand=Stand.WAITING, waits_for=(1, 7), silent=(7, 300, 5))
+
+
+def test_a_state_is_shown_with_its_ranks():
+    (packet,) = dissect.records(record(Type.STATE, encode_state(STATE, asks=True)))
+    body = packet.body
+    assert (body.asks, body.stand, body.waits_for_count, body.silent_count) == (1, Stand.WAITING, 2, 3)
+    assert (tuple(body.waits_for), tuple(body.silent)) == (STATE.waits_for, STATE.silent)
+    assert bytes(dissect.DblpState(asks=1, stand=1, waits_for_count=1, waits_for=[9])) == encode_state(
+        Standing(stand=Stand.WAITING, waits_for=(9,)), asks=True
+    )
+
+
+def test_every_payload_of_the_documentation_is_dissected():
+    """docs/wire.md, which is made of the code: a section with a table of fields is read field by field, by both."""
+    sections = re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", wire_doc.page(), re.MULTILINE | re.DOTALL)
+    payloads = {
+        Type[name]: text for heading, text in sections for name in heading.split(", ") if name.isupper()
+    }
+    assert {Type.OPEN, Type.STATE, Type.HELLO} <= payloads.keys()
+    script = lua.script()
+    for type_ in Type:
+        told = type_ in payloads
+        assert told == (type_ in dissect.BODIES), type_.name
+        fixed = told and "| Byte |" in payloads[type_]  # else a msgpack map, which Wireshark shows as bytes
+        assert fixed == (f"bodies[{int(type_)}] = function" in script), type_.name
 
 
 CHECKS = {Type.OPEN: check_open, Type.FEEDBACK: check_feedback, Type.FINAL: check_final}
@@ -161,6 +191,17 @@ def test_tshark_decodes_every_header_field_and_the_payloads(sent, script, tmp_pa
         space.masks >> 64 * index & (1 << 64) - 1 for space in spaces for index in range(space.count)
     ]
     assert bits == [final.bits.hex() for final in payloads(sent, Type.FINAL, wire.decode_final) if final.bits]
+
+
+@needs_tshark
+def test_tshark_shows_a_state_with_its_ranks(script, tmp_path):
+    from tests.transport.test_capture import datagram
+
+    write_pcap(tmp_path / "state.pcap", [datagram(record(Type.STATE, encode_state(STATE, asks=False)))])
+    names = ("asks", "stand", "waits_for", "silent", "waits_for.rank", "silent.rank")
+    fields = [argument for name in names for argument in ("-e", f"dblp.state.{name}")]
+    (line,) = tshark(script, tmp_path / "state.pcap", "-T", "fields", *fields).splitlines()
+    assert line.split("\t") == ["0", "1", "2", "3", "1,7", "7,300,5"]
 
 
 @needs_tshark

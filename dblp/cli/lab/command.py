@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 """The run had not the loss that it claims, or a rank failed."""
+CAPTURE = "lab capture"
 
 lab = typer.Typer(help="Experiments on network namespaces of this host (root).", no_args_is_help=True)
 
@@ -189,26 +190,42 @@ def _run(experiment: Experiment, outputs: _Outputs, command: str) -> None:
     from rich.console import Console
 
     from dblp.cli.lab.progress import LabProgress
-    from dblp.cli.lab.tables import headline, ratio_table, result_table
-    from dblp.sim.lab.results import document_of
-    from dblp.sim.lab.run import run_experiment
+    from dblp.cli.lab.tables import headline
+    from dblp.sim.lab.run import Run, run_experiment
 
     _check(experiment, outputs)
     capture = (str(outputs.capture), outputs.capture_host) if outputs.capture else None
     console = Console()
     console.print(headline(experiment, command), highlight=False)
-    with LabProgress(experiment, console) as progress:
-        done: Run = run_experiment(experiment, progress, capture=capture)
+    done = Run(experiment=experiment)
+    try:
+        with LabProgress(experiment, console) as progress:
+            run_experiment(experiment, progress, capture=capture, run=done)
+    except BaseException:  # Ctrl-C too; what was measured may have taken hours
+        if done.measured:
+            _say(console, "the run did not come to its end; what was measured until then:")
+            _show(done, console, outputs)
+        raise
+    _show(done, console, outputs)
+    if done.failed and command == CAPTURE:  # it is there to be looked into, and claims nothing
+        _say(console, f"note: as a measurement this would have failed: {done.failed}")
+    elif done.failed:
+        raise RunFailed(f"the run failed: {done.failed}")
+
+
+def _show(done: Run, console: Console, outputs: _Outputs) -> None:
+    """Tables, and the files that were asked for."""
+    from dblp.cli.lab.tables import ratio_table, result_table
+    from dblp.sim.lab.results import document_of
+
     found = document_of(done)
     content = document("lab run", found.pop("records"), **found)  # what it is, whatever command made it
     console.print(result_table(content["records"]))
     if content["ratios"]:
         console.print(ratio_table(content["ratios"]))
     _write(content, console, outputs)
-    if capture is not None:
-        _say(console, f"capture: {capture[0]}; look into it with: dblp pcap {capture[0]}")
-    if done.failed:
-        raise RunFailed(f"the run failed: {done.failed}")
+    if outputs.capture is not None:
+        _say(console, f"capture: {outputs.capture}; look into it with: dblp pcap {outputs.capture}")
 
 
 def _write(content: dict[str, Any], console: Console, outputs: _Outputs) -> None:
@@ -284,14 +301,19 @@ def compare(
 
     from dblp.cli.lab.tables import change_table, too_few
     from dblp.sim.lab.compare import compare as compare_documents
+    from dblp.sim.lab.compare import failures
 
     check_outputs({"--json": json})
-    changes = compare_documents(read_document(before), read_document(after), (str(before), str(after)))
+    contents, sources = (read_document(before), read_document(after)), (str(before), str(after))
+    changes = compare_documents(*contents, sources)
     Console().print(change_table(changes))
+    failed = failures(contents, sources)
+    for line in failed:
+        typer.echo(line)
     if lacking := too_few(changes):
         typer.echo(lacking)
     if json is not None:
-        write_json(json, document("lab compare", [change.record() for change in changes]))
+        write_json(json, document("lab compare", [change.record() for change in changes], failed=failed))
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -354,4 +376,4 @@ def capture(
     if any(found.preset is None for found in _arms(arm)):
         raise ConfigError(f"--arm {arm}: a capture holds dblp's datagrams; gloo's arms send TCP")
     chosen = _changed(_loaded(experiment), arm, sizes, rounds, None, None)
-    _run(chosen, _Outputs(capture=file, capture_host=host), "lab capture")
+    _run(chosen, _Outputs(capture=file, capture_host=host), CAPTURE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from dblp.sim.lab.experiment import Experiment
+from dblp.sim.lab.means import in_words
 from dblp.units import format_bytes, format_count
 
 LINE_S = 10.0
@@ -49,6 +51,10 @@ class LabProgress:
         self._bars.update(self._stage, description=text)
         if not self._console.is_terminal:
             self._console.print(text, highlight=False)
+
+    def means(self, means: Mapping[str, str]) -> None:
+        """A line that stays."""
+        self._bars.console.print(in_words(means), highlight=False, markup=False)
 
     def block(self, arm: str, nbytes: int, done: int, rounds: int) -> None:
         """An arm has done so many of its rounds of a size."""

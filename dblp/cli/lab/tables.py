@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dblp.sim.lab.compare import LEAST_ROUNDS, TOO_FEW, Change
+from dblp.sim.lab.compare import FAILED, LEAST_ROUNDS, TOO_FEW, Change
 from dblp.sim.lab.experiment import Experiment
 from dblp.sim.lab.preflight import Finding
 from dblp.sim.lab.report import ratio_rows
@@ -19,7 +19,7 @@ from dblp.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_VERDICTS = {"faster": "green", "slower": "red", "same": "dim", TOO_FEW: "yellow"}
+_VERDICTS = {"faster": "green", "slower": "red", "same": "dim", TOO_FEW: "yellow", FAILED: "red"}
 
 
 def headline(experiment: Experiment, command: str) -> str:
@@ -92,9 +92,15 @@ def experiment_table(experiments: Sequence[Experiment]) -> Table:
 
 def change_table(changes: Sequence[Change]) -> Table:
     """Two runs, arm by arm."""
+    training = any(change.trained for change in changes)
+    more = ("wall", "wall then", "wall ratio", "accuracy", "accuracy then") if training else ()
     table = _table(
-        "ratio: the second's p50 over the first's, with its 95 % interval (bootstrap over the rounds)",
-        [(name, None) for name in ("arm", "size", "p50", "then", "ratio", "interval", "p99", "verdict")],
+        "ratio: the second's p50 over the first's, with its 95 % interval (bootstrap over the rounds)"
+        + ("; wall: mean time of a training" if training else ""),
+        [
+            (name, None)
+            for name in ("arm", "size", "p50", "then", "ratio", "interval", "p99", *more, "verdict")
+        ],
     )
     for change in changes:
         table.add_row(
@@ -105,9 +111,24 @@ def change_table(changes: Sequence[Change]) -> Table:
             f"{change.p50_ratio:.2f}",
             f"{change.low:.2f}-{change.high:.2f}" if change.enough else "-",
             f"{change.p99_ratio:.2f}",
+            *(_trainings(change) if training else ()),
             Text(change.verdict, _VERDICTS[change.verdict]),
         )
     return table
+
+
+def _trainings(change: Change) -> list[str]:
+    """Wall times, their ratio and accuracies; blank where an arm was timed by rounds."""
+    if change.wall_ratio is None:
+        return [""] * 5
+    before, after = change.before, change.after
+    return [
+        format_seconds(before["wall_s"]),
+        format_seconds(after["wall_s"]),
+        f"{change.wall_ratio:.2f}",
+        f"{before['test_accuracy']:.2%}",
+        f"{after['test_accuracy']:.2%}",
+    ]
 
 
 def too_few(changes: Sequence[Change]) -> str:
