@@ -1,9 +1,10 @@
 """Make docs/reproduction.md from the JSON files of experiments.
 
     for name in ...; do dblp sim run $name --json FOLDER/$name.json; done
-    python docs/generate_reproduction.py FOLDER
+    python docs/generate_reproduction.py FOLDER "29 November 2026"
 
-An experiment whose file is not in the folder is listed as not run.
+The date is when they were run. Titles and notes are those of this checkout's TOMLs, whatever checkout Python would import. An
+experiment whose file is not in the folder is listed as not run; one that has other arms by now is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dblp.cli.sim.palette import axis_names
-from dblp.sim.fabric.experiment import Experiment, experiment_names, load_experiment
-from dblp.units import format_seconds
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(
+    0, str(ROOT)
+)  # a script's folder is there, not its checkout: an installed dblp may be another one
 
-WHEN = "29 November 2026"
-MACHINE = "shared virtual machine with 2 cores (AMD EPYC)"
+from dblp.cli.sim.command import claim_at  # noqa: E402
+from dblp.cli.sim.palette import axis_names  # noqa: E402
+from dblp.sim.fabric.experiment import Experiment, experiment_names, load_experiment  # noqa: E402
+from dblp.sim.fabric.sweep import claims  # noqa: E402
+from dblp.units import format_seconds  # noqa: E402
+
 HEAD = f"""# The papers' figures, and ours
 
 Each experiment of the fabric simulator ([fabric.md](fabric.md)) beside the paper that it is after.
@@ -40,46 +46,71 @@ This page is made from all of them:
 ```
 mkdir figures
 for name in {" ".join(experiment_names())}; do dblp sim run $name --json figures/$name.json; done
-python docs/generate_reproduction.py figures
+python docs/generate_reproduction.py figures "$(date '+%-d %B %Y')"
 ```
 
-It was made so on a {MACHINE}, {WHEN}.
+It was made so on {{made}}.
 
 ## Measurements
 
 A figure is a measure of one policy over that of another, less 1: -30 % is 30 % less time. `ours` is at the point that is named,
-or the best of all points. Figures that fall short stand as they are, with the reason.
+or the best of all points, which is named, too. Figures that fall short stand as they are, with the reason.
 """
 
 
 def main() -> None:
     """Write the page beside this script."""
-    folder = Path(sys.argv[1])
-    Path(__file__).with_name("reproduction.md").write_text("\n".join(page(folder)) + "\n")
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} FOLDER DATE")
+    text = "\n".join(page(Path(sys.argv[1]), sys.argv[2])) + "\n"
+    Path(__file__).with_name("reproduction.md").write_text(text)
 
 
-def page(folder: Path) -> Iterator[str]:
-    """The page's parts."""
-    found = {name: _read(folder / f"{name}.json") for name in experiment_names()}
-    yield HEAD
-    yield from _claims(found)
-    for name, table in found.items():
-        yield from _section(load_experiment(name), table)
+def page(folder: Path, date: str) -> Iterator[str]:
+    """The page's parts; ``date``: when the experiments were run."""
+    experiments = [load_experiment(name) for name in experiment_names()]
+    found = {experiment.name: _read(folder, experiment) for experiment in experiments}
+    machines = {_machine(table["host"]) for table in found.values() if table is not None}
+    yield HEAD.replace("{made}", ", ".join([date, *sorted(machines)]))
+    yield from _claims(experiments, found)
+    for experiment in experiments:
+        yield from _section(experiment, found[experiment.name])
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
+def _machine(host: Mapping[str, Any]) -> str:
+    return f"{host['cores']} cores ({host['cpu']})"
 
 
-def _claims(found: Mapping[str, Mapping[str, Any] | None]) -> Iterator[str]:
+def _read(folder: Path, experiment: Experiment) -> Mapping[str, Any] | None:
+    path = folder / f"{experiment.name}.json"
+    if not path.exists():
+        return None
+    table: Mapping[str, Any] = json.loads(path.read_text())
+    expected = [
+        {"policy": arm.policy, **experiment.values(arm.policy, point)}
+        for point in experiment.points()
+        for arm in experiment.arms
+    ]
+    if [
+        {key: row.get(key) for key in want} for row, want in zip(table["records"], expected, strict=False)
+    ] != expected:
+        sys.exit(f"{path}: not of the arms and points of {experiment.name}: run it again")
+    return table
+
+
+def _claims(
+    experiments: Sequence[Experiment], found: Mapping[str, Mapping[str, Any] | None]
+) -> Iterator[str]:
     yield "| Experiment | Policy | Against | Measure | At | Paper | Ours |"
     yield "|---|---|---|---|---|---|---|"
-    for name, table in found.items():
-        for claim in (table or {}).get("claims", []):
+    for experiment in experiments:
+        table = found[experiment.name]
+        for claim in claims(experiment, table["records"]) if table is not None else ():
             ours = "-" if claim["ours"] is None else f"{claim['ours']:+.1%}"
             measure = {"completion_s": "mean", "p99_s": "p99"}[claim["measure"]]
+            at = claim_at(claim) or "the only point"
             yield (
-                f"| {name} | {claim['policy']} | {claim['against']} | {measure} | {claim['at'] or 'best'} "
+                f"| {experiment.name} | {claim['policy']} | {claim['against']} | {measure} | {at} "
                 f"| {claim['paper']:+.1%} | {ours} |"
             )
     yield ""
@@ -123,7 +154,8 @@ def _network(row: Mapping[str, Any]) -> list[str]:
 
 def _compression(row: Mapping[str, Any]) -> list[str]:
     late = row["reaction_rounds"]
-    return [f"{row['sent_share']:.2%}", "-" if late is None else f"{late:.0f} rounds"]
+    sent = row["sent_share"]
+    return ["-" if sent is None else f"{sent:.2%}", "-" if late is None else f"{late:.0f} rounds"]
 
 
 if __name__ == "__main__":

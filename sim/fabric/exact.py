@@ -5,30 +5,33 @@ switch port (``dblp.sim.queues.SwitchQueue``, one a link) on the path that its s
 Sizes are bytes of UDP payload: give the packet engine a ``packet`` of a datagram and a ``header`` of dblp's own to compare.
 Some 64 hosts are as many as is sensible.
 
-What it does not have, and refuses: shared buffers, trimming, adaptive routing, planes, transports other than ``dblp``,
-``mlt`` and ``dctcp``, workloads other than an all-reduce by an algorithm that the collectives have. What it has alone: rounds
-that compress, hosts' rates that change between them, and others' traffic that is on and off.
+What it does not have, ``check_exact`` refuses: shared buffers, trimming, adaptive routing, planes, transports other than
+``dblp``, ``mlt`` and ``dctcp``, settings that the endpoint chooses itself, workloads other than an all-reduce by an algorithm
+that the collectives have. What it has alone: rounds that compress, hosts' rates that change between them, and others' traffic
+that is on and off. It notes no flows and no backlogs over time, only the largest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from dblp.collectives.group import Group
-from dblp.errors import ConfigError
+from dblp.sim.fabric.fit import check_fit, failed_links, group_of
 from dblp.sim.fabric.graph import Floats
 from dblp.sim.fabric.others import background
 from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.packet import FLOW_FIELDS
-from dblp.sim.fabric.scenario import ON_OFF, Scenario
-from dblp.sim.fabric.spec import FailureSpec
+from dblp.sim.fabric.scenario import ON_OFF, BackgroundSpec, Scenario
+from dblp.sim.fabric.spec import CLASSES, FailureSpec, RoutingSpec, SwitchSpec, check
 from dblp.sim.fabric.steps import Rounds
 from dblp.sim.fabric.topology import Fabric, make_fabric
+from dblp.sim.fabric.transports import transport
 from dblp.sim.links import HostSpec, Link
 from dblp.sim.loop import run as run_virtual
 from dblp.sim.port import FIRST_PORT, Network
@@ -47,7 +50,13 @@ SETTLED_S = 10e-3
 TIMEOUT_S = 60.0
 CONTROLS = {"delay": "delay", "dctcp": "dctcp"}
 CHOICES = {"ecmp": "single", "spray": "spray", "random": "random", "reps": "reps", "ethereal": "ethereal"}
+REPAIRS = {"time": "evidence", "passes": "passes"}
+"""``TransportConfig.repair`` for each recovery."""
+TOLD = ("model", "control", "recovery", "stop", "ecn", "loss_bound", "packet")
+"""Fields of a transport that the endpoint is told."""
 ALGORITHMS = ("ring", "direct", "halving_doubling", "hierarchical", "ps")
+Row = tuple[bool, str, object, str]
+"""Whether a field's value is there, the field, its value, and what there is."""
 
 
 class FabricNetwork(Network):
@@ -139,27 +148,101 @@ def _share(drop: int, buffer: int) -> float:
 
 
 def check_exact(scenario: Scenario) -> None:
-    """Raise ConfigError that names what the exact engine has not."""
-    wanted = {
-        "switch.shared": not scenario.switch.shared,
-        "switch.trim": not scenario.switch.trim,
-        "routing.policy": scenario.routing.policy in CHOICES,
-        "topology.planes": scenario.topology.planes == 1,
-        "transport.control": scenario.transport.control in CONTROLS,
-        "workload.kind": scenario.workload.kind == "all_reduce",
-        "workload.algorithm": scenario.workload.algorithm in ALGORITHMS,
-        "workload.latency": not scenario.workload.latency,
-        "background.sizes": not scenario.background.load or scenario.background.sizes == ON_OFF,
-        "workload.compression": not scenario.workload.compression
-        or not (scenario.transport.loss_bound or scenario.second_leg.loss_bound),
-        "bursts.rate_hz": not scenario.bursts.rate_hz,
-        "topology": scenario.ranks <= MAX_HOSTS,
-    }
-    for field, good in wanted.items():
-        if not good:
-            raise ConfigError(
-                f"{field}: the exact engine has no such thing, or not as much: use the packet engine"
+    """Raise ConfigError that names what the exact engine has not, its value and what there is; or what does not fit together."""
+    load, bound = scenario.workload, scenario.transport.loss_bound or scenario.second_leg.loss_bound
+    busy = scenario.background.load > 0
+    default = {spec.name: spec.default for spec in fields(Scenario)}
+    place = "workload.ranks" if load.ranks else "topology"
+    rows = [
+        (scenario.ranks <= MAX_HOSTS, place, f"{scenario.ranks} hosts", f"{MAX_HOSTS} at most"),
+        (scenario.topology.planes == 1, "topology.planes", scenario.topology.planes, "1"),
+        (scenario.routing.policy in CHOICES, "routing.policy", scenario.routing.policy, ", ".join(CHOICES)),
+        (load.kind == "all_reduce", "workload.kind", load.kind, "all_reduce"),
+        (load.algorithm in ALGORITHMS, "workload.algorithm", load.algorithm, ", ".join(ALGORITHMS)),
+        (not load.segment, "workload.segment", load.segment, "the collectives' own segments"),
+        (not load.latency, "workload.latency", load.latency, "none"),
+        (
+            not load.compression or not bound,
+            "workload.compression",
+            load.compression,
+            "it without a loss_bound",
+        ),
+        (not scenario.bursts.rate_hz, "bursts.rate_hz", scenario.bursts.rate_hz, "none"),
+        (
+            not busy or scenario.background.sizes == ON_OFF,
+            "background.sizes",
+            scenario.background.sizes,
+            ON_OFF,
+        ),
+        (scenario.jitter in (0.0, default["jitter"]), "jitter", scenario.jitter, "none"),
+        (
+            scenario.until == default["until"],
+            "until",
+            scenario.until,
+            f"a timeout of {TIMEOUT_S:g} s a round",
+        ),
+    ]
+    rows += [
+        (not cut.data_only, f"failures[{n}].data_only", cut.data_only, "false")
+        for n, cut in enumerate(scenario.failures)
+    ]
+    for name in ("detect", "freeze"):
+        told = getattr(scenario.routing, name)
+        rows.append(
+            (
+                told == getattr(RoutingSpec(), name),
+                f"routing.{name}",
+                told,
+                "the endpoint's own times: leave it out",
             )
+        )
+    for name in ("size", "until", "transport"):
+        told, plain = getattr(scenario.background, name), getattr(BackgroundSpec(), name)
+        rows.append((not busy or told == plain, f"background.{name}", told, f"{ON_OFF} alone: leave it out"))
+    for good, field, value, there in [*rows, *_of_switches(scenario.switch), *_of_transports(scenario)]:
+        check(good, field, value, f"the exact engine has {there}; for more use the packet engine")
+    check_fit(scenario)
+
+
+def _of_switches(switch: SwitchSpec) -> Iterator[Row]:
+    """What their ports in ``dblp.sim.queues`` have: marks for all classes alike, a class a queue or all in one."""
+    yield not switch.shared, "switch.shared", switch.shared, "a buffer for each port"
+    yield not switch.trim, "switch.trim", switch.trim, "no trimming"
+    yield not switch.droppable, "switch.droppable", len(switch.droppable), "no such packets"
+    first = switch.of_class(0)
+    for number in range(CLASSES):
+        row, place = switch.of_class(number), f"switch.classes[{min(number, len(switch.classes) - 1)}]"
+        for name in ("mark_min", "mark_max"):
+            told = getattr(row, name)
+            yield (
+                told == getattr(first, name),
+                f"{place}.{name}",
+                told,
+                f"the marks of class 0, {getattr(first, name)}",
+            )
+        yield row.mark_share == 1.0, f"{place}.mark_share", row.mark_share, "1.0"
+        alone = switch.queues == 1 or row.queue == number
+        yield alone, f"{place}.queue", row.queue, f"one queue, or class {number} in queue {number}"
+
+
+def _of_transports(scenario: Scenario) -> Iterator[Row]:
+    """The endpoint has one setting for both legs, but for their bounds, and its own for what is not in ``TOLD``."""
+    own, second = scenario.transport, scenario.second_leg
+    plain, dctcp = transport(own.model), own.control == "dctcp"
+    yield own.control in CONTROLS, "transport.control", own.control, ", ".join(CONTROLS)
+    yield own.recovery in REPAIRS, "transport.recovery", own.recovery, ", ".join(REPAIRS)
+    yield own.stop != "deadline", "transport.stop", own.stop, "all, eager, stall"
+    yield own.ecn == dctcp, "transport.ecn", own.ecn, f"{dctcp} with control={own.control!r}"
+    for spec in fields(own):
+        told, name = getattr(own, spec.name), spec.name
+        yield (
+            name in TOLD or told == getattr(plain, name),
+            f"transport.{name}",
+            told,
+            "the endpoint's own: leave it out",
+        )
+        both = name == "loss_bound" or getattr(second, name) == told
+        yield both, f"pull_transport.{name}", getattr(second, name), f"the first leg's, {told}"
 
 
 def run_exact(scenario: Scenario, seed: int = 0) -> Outcome:
@@ -167,10 +250,8 @@ def run_exact(scenario: Scenario, seed: int = 0) -> Outcome:
     check_exact(scenario)
     fabric = make_fabric(scenario.topology)
     began = time.perf_counter()
-    times, network, now, rounds = run_virtual(_main(scenario, fabric, seed))
-    inner = fabric.fabric_links()
+    times, network, now, rounds, missing_share = run_virtual(_main(scenario, fabric, seed))
     ended = "failed" if np.isnan(times).any() else "done"
-    loads = network.link_bytes[inner]
     lost = network.lost()
     return Outcome(
         engine="exact",
@@ -178,10 +259,11 @@ def run_exact(scenario: Scenario, seed: int = 0) -> Outcome:
         ended=ended,
         times_s=times,
         flows=np.zeros(0, FLOW_FIELDS),
+        missing_share=missing_share,
         link_names=tuple(fabric.name(link) for link in range(len(fabric.sources))),
         link_bytes=network.link_bytes,
         link_peak=np.array([queue.peak_bytes for queue in network.queues]),
-        max_load_ratio=float(loads.max() / loads.mean()) if loads.any() else float("nan"),
+        max_load_ratio=float("nan"),
         counts={
             "sent": (network.counters["sent"], 0),
             "delivered": (network.counters["delivered"], 0),
@@ -200,24 +282,24 @@ def run_exact(scenario: Scenario, seed: int = 0) -> Outcome:
 
 async def _main(
     scenario: Scenario, fabric: Fabric, seed: int
-) -> tuple[Floats, FabricNetwork, float, dict[str, tuple[float, ...]]]:
+) -> tuple[Floats, FabricNetwork, float, dict[str, tuple[float, ...]], float]:
     loop = asyncio.get_running_loop()
     network = FabricNetwork(loop, scenario, fabric, seed)
-    for failure in scenario.failures:
-        _schedule_failure(network, failure)
     endpoints = await _connect(scenario, network, seed)
     groups = [Group(endpoint, timeout_s=TIMEOUT_S) for endpoint in endpoints]
-    rounds = Rounds(scenario.workload, groups, _policy(scenario), seed, TIMEOUT_S)
+    rounds = Rounds(scenario.workload, groups, _policy(scenario, fabric), seed, TIMEOUT_S)
     datagram = scenario.transport.packet
     async with background(
         network, scenario.background, scenario.ranks, datagram, lambda: network.rate_bps, seed
     ):
         await asyncio.sleep(SETTLED_S)
+        for failure, links in zip(scenario.failures, failed_links(scenario, fabric), strict=True):
+            _schedule_failure(network, failure, links)
         times, rates = await _rounds(scenario, network, rounds)
     now = loop.time()
     await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in endpoints))
     told = {"rate_bps": tuple(rates), "ratio": tuple(rounds.ratios)} if rounds.ratios else {}
-    return np.array(times), network, now, told
+    return np.array(times), network, now, told, rounds.missing_share
 
 
 async def _rounds(
@@ -234,15 +316,18 @@ async def _rounds(
     return times, rates
 
 
-def _schedule_failure(network: FabricNetwork, failure: FailureSpec) -> None:
-    links = network.fabric.links_of(failure.link, one_way=failure.one_way)
+def _schedule_failure(network: FabricNetwork, failure: FailureSpec, links: list[int]) -> None:
+    """Its times count from now, the start of the first round."""
 
     def set_loss(share: float) -> None:
         network.loss[links] = share
 
-    network.loop.call_at(failure.at, set_loss, failure.loss)
+    if failure.at > 0:
+        network.loop.call_later(failure.at, set_loss, failure.loss)
+    else:
+        set_loss(failure.loss)
     if failure.until:
-        network.loop.call_at(failure.until, set_loss, 0.0)
+        network.loop.call_later(failure.until, set_loss, 0.0)
 
 
 async def _connect(scenario: Scenario, network: FabricNetwork, seed: int) -> list[Endpoint]:
@@ -256,6 +341,7 @@ async def _connect(scenario: Scenario, network: FabricNetwork, seed: int) -> lis
         path_choice=CHOICES[scenario.routing.policy],
         path_chunks=1 if scenario.routing.policy in ("spray", "random", "reps") else 0,
         congestion=control,
+        repair=REPAIRS[scenario.transport.recovery],
     )
     ports = [network.port(f"h{rank}", paths, ecn=control == "dctcp") for rank in range(scenario.ranks)]
     peers = [list(port.addresses) for port in ports]
@@ -266,20 +352,22 @@ async def _connect(scenario: Scenario, network: FabricNetwork, seed: int) -> lis
     return list(await asyncio.gather(*connects))
 
 
-def _policy(scenario: Scenario) -> Policy:
+def _policy(scenario: Scenario, fabric: Fabric) -> Policy:
     own, second = scenario.transport, scenario.second_leg
     end_to_end = 1.0 - (1.0 - own.loss_bound) * (1.0 - second.loss_bound)
     settings: dict[str, Any] = {}
     if end_to_end:
         settings = {"budget": end_to_end, "gather_budget": second.loss_bound}
         settings["stop"] = Stop.EAGER if own.stop == "eager" else Stop.STALL
-    return Policy(algorithm=_algorithm(scenario), **settings)
+    return Policy(algorithm=_algorithm(scenario, fabric), **settings)
 
 
-def _algorithm(scenario: Scenario) -> str:
-    load = scenario.workload
-    return (
-        f"hierarchical(group={load.group})"
-        if load.algorithm == "hierarchical" and load.group
-        else load.algorithm
-    )
+def _algorithm(scenario: Scenario, fabric: Fabric) -> str:
+    """The collectives' name of the workload's algorithm, with what the packet engine has by default."""
+    load, ranks = scenario.workload, scenario.ranks
+    if load.algorithm == "hierarchical":
+        return f"hierarchical(columns={group_of(scenario, fabric)})"
+    if load.algorithm == "ps":
+        servers = [n * ranks // load.servers for n in range(load.servers)]
+        return f"ps(servers={'+'.join(map(str, servers))},serve_only)"
+    return load.algorithm

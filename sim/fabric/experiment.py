@@ -37,6 +37,7 @@ import numpy as np
 
 from dblp.errors import ConfigError, did_you_mean
 from dblp.sim.fabric.load import build, scenario
+from dblp.sim.fabric.packet import check_packet
 from dblp.sim.fabric.scenario import Scenario
 
 PACKAGE = "dblp.sim.experiments"
@@ -64,6 +65,10 @@ class Claim:
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
             raise ConfigError(f"measure={self.measure!r}: known are {', '.join(MEASURES)}")
+
+    def is_of(self, point: Point) -> bool:
+        """Whether it is about a point of the axes."""
+        return not self.at or self.at in {f"{name}={value}" for name, value in point}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +136,25 @@ class Experiment:
             yield tuple(zip(self.axes, values, strict=True))
 
     def cases(self, seeds: Sequence[int]) -> list[Case]:
-        """All runs; raises ConfigError that names the arm if its scenario is wrong."""
+        """All runs; raises ConfigError that names the arm if its scenario is wrong, or is not for the engine."""
         found = []
         for point, arm in itertools.product(self.points(), self.arms):
             try:
-                table = changed(self.table, {**dict(point), **arm.changes})
-                scenario(table)
+                table = self._table(point, arm)
+                _check_for(self.engine, scenario(table))
             except ConfigError as error:
                 raise ConfigError(f"{self.name}: arm {arm.policy!r}: {error}") from None
             found += [self._case(arm, point, seed, table) for seed in seeds]
         return found
+
+    def values(self, policy: str, point: Point) -> dict[str, Any]:
+        """What an arm's runs at a point have for the axes' fields: an arm may set one of them for itself."""
+        arm = next(arm for arm in self.arms if arm.policy == policy)
+        table = self._table(point, arm)
+        return {field: _value_of(table, field) for field in self.axes}
+
+    def _table(self, point: Point, arm: Arm) -> dict[str, Any]:
+        return changed(self.table, {**dict(point), **arm.changes})
 
     def _case(self, arm: Arm, point: Point, seed: int, table: Mapping[str, Any]) -> Case:
         return Case(
@@ -272,6 +286,28 @@ def _check(found: Experiment) -> None:
     if found.engine not in ENGINES:
         raise ConfigError(f"{found.name}: engine={found.engine!r}: known are {', '.join(ENGINES)}")
     found.cases([0])
+
+
+def _check_for(engine: str, wanted: Scenario) -> None:
+    """Raise ConfigError unless the engine has all of a scenario."""
+    if engine == "exact":
+        from dblp.sim.fabric.exact import (
+            check_exact,
+        )  # endpoints and collectives: only who runs them waits for them
+
+        check_exact(wanted)
+    else:
+        check_packet(wanted)
+
+
+def _value_of(table: Any, field: str) -> Any:
+    """Of a dotted name in nested tables; None if an arm replaced the table that it was in."""
+    for part in field.split("."):
+        try:
+            table = table[int(part) if part.isdigit() else part]
+        except (IndexError, KeyError, TypeError):
+            return None
+    return table
 
 
 def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

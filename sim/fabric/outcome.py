@@ -25,16 +25,20 @@ class Outcome:
     times_s: Floats
     """Of each round (or training step), or of each flow of a workload of flows; NaN where it did not end."""
     flows: npt.NDArray[Any]
-    """The workload's flows: source, target, bytes, cls, leg, ready_s, start_s, finish_s, chunks, missing, lost (structured)."""
+    """The workload's flows: source, target, bytes, cls, leg, ready_s, start_s, finish_s, chunks, missing, lost (structured).
+    Empty of the exact engine, which notes none."""
+    missing_share: float
+    """Share of the workload's chunks that receivers went on without."""
     link_names: tuple[str, ...]
     """All links (L)."""
     link_bytes: Ints
-    """Bytes of data packets that each sent (L)."""
+    """Bytes of data packets that each sent; of the exact engine, of all datagrams, the handshake's and answers too (L)."""
     link_peak: Ints
     """Largest backlog of each (L)."""
     max_load_ratio: float
     """The most loaded link between switches, over what the most loaded one gets of ideal spraying, in planned bytes; NaN where
-    packets choose their paths one by one and none is planned: then of what was sent."""
+    packets choose their paths one by one and none is planned: then of what was sent. NaN of
+    the exact engine, too: what it sends is not data alone."""
     counts: Mapping[str, tuple[int, int]]
     """Data and control packets: sent, delivered, trimmed, and dropped by reason."""
     queued: tuple[int, int]
@@ -59,13 +63,3 @@ class Outcome:
         """Mean of the times that ended; NaN if none did."""
         good = self.times_s[~np.isnan(self.times_s)]
         return float(good.mean()) if len(good) else float("nan")
-
-    def percentile_s(self, level: float) -> float:
-        """Percentile of the times that ended; NaN if none did."""
-        good = self.times_s[~np.isnan(self.times_s)]
-        return float(np.percentile(good, level)) if len(good) else float("nan")
-
-    @property
-    def missing_share(self) -> float:
-        """Chunks of the workload that receivers went on without."""
-        return float(self.flows["missing"].sum() / max(self.flows["chunks"].sum(), 1))

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ConfigError
+from dblp.sim.fabric.fit import check_fit, failed_links
 from dblp.sim.fabric.graph import Floats, Ints, Tasks
 from dblp.sim.fabric.kernel import state as k
 from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.scenario import ON_OFF, Scenario
-from dblp.sim.fabric.spec import CLASSES
+from dblp.sim.fabric.spec import CLASSES, check
 from dblp.sim.fabric.splitting import fixed_loads, hashed_paths, split, sprayed_loads
 from dblp.sim.fabric.topology import Fabric, make_fabric
 from dblp.sim.fabric.transports import TransportSpec, transport
@@ -25,6 +26,7 @@ SLICE_EVENTS = 4_000_000
 """Events between two looks at the keyboard: about a second."""
 SAMPLES = 256
 MOST_SAMPLED_LINKS = 8_192
+"""Of fabrics with more, only the largest backlogs are noted: samples would take longer than the run."""
 FIRST_SAMPLE_PS = 1_000_000
 BURST_BYTES = 65_507
 """Most that leaves in one call, see ``kernel.sender``."""
@@ -70,7 +72,7 @@ def prepare() -> None:
 
 
 def check_packet(scenario: Scenario) -> None:
-    """Raise ConfigError that names what the packet engine has not."""
+    """Raise ConfigError that names what the packet engine has not, or what does not fit together."""
     missing = {
         "workload.compression": scenario.workload.compression,
         "workload.compute": scenario.workload.compute,
@@ -80,6 +82,13 @@ def check_packet(scenario: Scenario) -> None:
     for field, wanted in missing.items():
         if wanted:
             raise ConfigError(f"{field}: the packet engine has no such thing: use the exact engine")
+    check_fit(scenario)
+    load = scenario.workload
+    halving = load.kind in ("all_reduce", "training") and load.algorithm == "halving_doubling"
+    power = scenario.ranks & (scenario.ranks - 1) == 0
+    check(
+        not halving or power, "workload.algorithm", load.algorithm, f"{scenario.ranks} ranks are no power of two"
+    )  # fmt: skip
 
 
 def make_plan(scenario: Scenario, seed: int) -> Plan:
@@ -89,9 +98,9 @@ def make_plan(scenario: Scenario, seed: int) -> Plan:
     rng = np.random.default_rng(seed)
     tasks = make_tasks(scenario, fabric, rng)
     dead = np.zeros(len(fabric.sources), np.bool_)
-    for failure in scenario.failures:
+    for failure, links in zip(scenario.failures, failed_links(scenario, fabric), strict=True):
         if failure.down and failure.at <= 0:
-            dead[fabric.links_of(failure.link, one_way=failure.one_way)] = True
+            dead[links] = True
     ideal = sprayed_loads(tasks, fabric, dead)
     if scenario.routing.policy == "ethereal":
         tasks, paths = split(tasks, fabric, dead, scenario.transport.payload, rng)
@@ -343,11 +352,7 @@ def _changes(scenario: Scenario, fabric: Fabric) -> k.Array:
     """Each failure begins and may end; of a cut link, routing learns ``detect`` later, at once of one that was cut from the
     start."""
     rows: list[tuple[float, float, int, int, bool, bool]] = []
-    for number, failure in enumerate(scenario.failures):
-        try:
-            links = fabric.links_of(failure.link, one_way=failure.one_way)
-        except ConfigError as error:
-            raise ConfigError(f"failures[{number}].{error}") from None
+    for failure, links in zip(scenario.failures, failed_links(scenario, fabric), strict=True):
         detect = scenario.routing.detect if failure.at > 0 else 0.0
         for link in links:
             loss = 0.0 if failure.down else failure.loss
@@ -401,12 +406,14 @@ def _outcome(plan: Plan, arrays: k.Arrays, reason: int, wall_s: float) -> Outcom
     every = int(meta["sample_every"]) * 1e-12
     names = k.COUNTER_NAMES
     ratio = plan.planned_ratio
+    flows = _flow_table(plan.tasks, arrays.flows)
     return Outcome(
         engine="packet",
         seed=plan.seed,
         ended=_ending(arrays, reason),
         times_s=_times(plan.tasks, arrays.flows),
-        flows=_flow_table(plan.tasks, arrays.flows),
+        flows=flows,
+        missing_share=float(flows["missing"].sum() / max(flows["chunks"].sum(), 1)),
         link_names=tuple(plan.fabric.name(link) for link in range(len(arrays.links))),
         link_bytes=arrays.links["data_bytes"].copy(),
         link_peak=arrays.links["peak"].copy(),

@@ -10,6 +10,8 @@ from dblp.sim.fabric.transports import TransportSpec, transport
 from dblp.units import MIB, BitsPerSecond, ByteCount, Seconds
 
 ALGORITHMS = ("ring", "direct", "halving_doubling", "double_tree", "hierarchical", "ps")
+SEGMENTED = ("ring", "direct")
+"""Algorithms whose shards may go on in parts."""
 WORKLOADS = ("all_reduce", "training", "flows", "incast", "permutation")
 SIZES = ("fixed", "websearch", "burst")
 ON_OFF = "onoff"
@@ -80,6 +82,14 @@ class WorkloadSpec:
         check(self.ranks != 1, "ranks", self.ranks, "one rank has nobody to send to")
         check(0 < self.load <= 1, "load", self.load, "must lie in (0, 1]")
         check(self.tail >= 1, "tail", self.tail, "P99 is at least P50")
+        check(self.tail == 1 or self.latency > 0, "tail", self.tail, "it is of a latency, which is 0")
+        parts = self.kind in ("all_reduce", "training") and self.algorithm in SEGMENTED
+        check(
+            not self.segment or parts,
+            "segment",
+            self.segment,
+            f"only an all-reduce by {' or '.join(SEGMENTED)} goes on with parts of a shard",
+        )
         check(self.bytes_scale > 0, "bytes_scale", self.bytes_scale, "must be above 0")
         for name in ("latency", "compute"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
@@ -188,13 +198,25 @@ class Scenario:
         check(few, "bursts.senders", self.bursts.senders, f"the fabric has {hosts} hosts")
         check(self.jitter >= 0, "jitter", self.jitter, "must not be negative")
         check(self.until > 0, "until", self.until, "a time above 0 is needed")
-        ndp = self.transport.recovery == "trim"
-        check(
-            not ndp or self.switch.trim,
-            "switch.trim",
-            self.switch.trim,
-            "a transport that repairs by trims needs it",
-        )
+        self._check_switch()
+
+    def _check_switch(self) -> None:
+        """What the transports in use need of the switches."""
+        used = {"transport": self.transport}
+        if self.pull_transport is not None:
+            used["pull_transport"] = self.pull_transport
+        if self.background.load:
+            used["background.transport"] = self.background.transport
+        for name, spec in used.items():
+            trims = spec.recovery == "trim"
+            check(
+                not trims or self.switch.trim,
+                "switch.trim",
+                self.switch.trim,
+                f"{name} repairs by trims: it needs it",
+            )
+            many = spec.priority != "remaining" or self.switch.queues > 1
+            check(many, "switch.queues", self.switch.queues, f"{name}.priority='remaining' needs 2 or more")
 
     @property
     def ranks(self) -> int:

@@ -161,18 +161,21 @@ class TopologySpec:
             check(self.oversubscription == 1, "oversubscription", self.oversubscription, _NOT_FAT)
         if self.kind == "dumbbell":
             check(self.hosts % 2 == 0, "hosts", self.hosts, "an even number is needed, half on each side")
-        ports = max(self.spines, self.leaves, self.hosts_per_leaf, self.k)
+        for field in ("spines", "leaves", "hosts_per_leaf", "k"):
+            ports = getattr(self, field)
+            check(
+                ports <= MAX_SWITCH_PORTS,
+                field,
+                ports,
+                f"no switch has so many ports, {MAX_SWITCH_PORTS} at most",
+            )
+        last, count = needed[-1] if self.kind == "leaf_spine" else needed[0], self.host_count
+        good = 2 <= count <= MAX_HOSTS
         check(
-            ports <= MAX_SWITCH_PORTS,
-            "kind",
-            self.kind,
-            f"no switch has {ports} ports, or change MAX_SWITCH_PORTS",
-        )
-        check(
-            2 <= self.host_count <= MAX_HOSTS,
-            "kind",
-            self.kind,
-            f"{self.host_count} hosts: 2..{MAX_HOSTS} are needed",
+            good,
+            last,
+            getattr(self, last),
+            f"hosts of the {self.kind}: {count}, where 2..{MAX_HOSTS} are needed",
         )
 
     @property

@@ -13,6 +13,7 @@ from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression, Totals
 from dblp.collectives.group import Group
+from dblp.collectives.report import Report
 from dblp.errors import DblpError
 from dblp.sim.fabric.scenario import WorkloadSpec
 from dblp.transport.policy import Policy
@@ -35,7 +36,8 @@ class Rounds:
         self._compressions = [Compression(method, seed=seed) for _ in groups] if method else []
         self._sent = Totals()
         self.ratios: list[float] = []
-        """Share of the gradient's bytes that a rank put into each round, indices included; 1: all."""
+        """Share of the gradient's bytes that a rank put into each round, indices included; 1: all; NaN of one that failed."""
+        self._missing, self._chunks = 0, 0  # of all messages, as their receivers report them
 
     async def run(self, number: int) -> float:
         """One round on all ranks, and its time; NaN if it failed."""
@@ -48,6 +50,9 @@ class Rounds:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, DblpError):
                 raise result
+            if isinstance(result, Report):
+                self._missing += result.missing_chunks
+                self._chunks += result.chunks_received + result.missing_chunks
         if self._compressions:
             self.ratios.append(self._share())
         failed = any(isinstance(result, DblpError) for result in results)
@@ -58,11 +63,15 @@ class Rounds:
         size = self._bucket.size if self._compressions else self._load.size // 4
         return [rng.standard_normal(size, np.float32) for _ in self._groups]
 
-    async def _call(self, rank: int, values: npt.NDArray[np.float32], number: int) -> None:
+    @property
+    def missing_share(self) -> float:
+        """Share of the chunks that ranks went on without, in all rounds that ended."""
+        return self._missing / max(self._chunks, 1)
+
+    async def _call(self, rank: int, values: npt.NDArray[np.float32], number: int) -> Report:
         if not self._compressions:
-            await self._groups[rank].all_reduce(values, "sum", policy=self._policy)
-            return
-        await self._compressions[rank].all_reduce(
+            return await self._groups[rank].all_reduce(values, "sum", policy=self._policy)
+        return await self._compressions[rank].all_reduce(
             self._groups[rank], values, self._bucket, timeout_s=self._timeout_s, iteration=number
         )
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from dblp.errors import LocalError
 from dblp.sim.fabric.cluster import run_on_ray
-from dblp.sim.fabric.experiment import Case, Experiment, Point, measure
+from dblp.sim.fabric.experiment import Case, Claim, Experiment, Point, measure
 from dblp.sim.fabric.outcome import Outcome
-from dblp.sim.fabric.packet import prepare, run_packet
+from dblp.sim.fabric.packet import MOST_SAMPLED_LINKS, prepare, run_packet
 from dblp.sim.fabric.reaction import reactions
 
 SHOWN_HOSTS = 64
-"""Hosts whose flows a picture shows, the first."""
+"""Hosts that a picture shows, the first: their flows, and the loads of their links."""
 SEEN_SHARE = 0.002
 """Of a run: gaps between flows that are too short to be seen in a picture."""
 SHOWN_LINKS = 8
@@ -95,11 +95,16 @@ def run_case(case: Case, pictured: bool = False) -> CaseResult:
 
 
 def _picture(outcome: Outcome) -> dict[str, Any]:
-    """The busiest ports' backlogs, the loads of all links, when hosts were sending."""
+    """The busiest ports' backlogs, sampled or, without samples, the largest; the loads of all links; when hosts were sending;
+    what of it the engine did not note."""
     inner = [n for n, name in enumerate(outcome.link_names) if not name.startswith("h")]
-    peaks = outcome.series[:, inner].max(axis=0) if outcome.series.size else np.zeros(len(inner))
+    peaks = outcome.series[:, inner].max(axis=0) if outcome.series.size else outcome.link_peak[inner]
     shown = [inner[n] for n in np.argsort(-peaks, kind="stable")[:SHOWN_LINKS]]
+    exact = outcome.engine == "exact"
     return {
+        "unsampled": "" if outcome.series.size else _UNSAMPLED[exact],
+        "no_flows": "the exact engine notes no flows" if exact else "",
+        "peaks": {outcome.link_names[n]: int(outcome.link_peak[n]) for n in shown},
         "series_s": outcome.series_s.tolist(),
         "series": {outcome.link_names[n]: outcome.series[:, n].tolist() for n in shown}
         if outcome.series.size
@@ -107,6 +112,12 @@ def _picture(outcome: Outcome) -> dict[str, Any]:
         "loads": dict(zip(outcome.link_names, outcome.link_bytes.tolist(), strict=True)),
         "flows": _sending(outcome.flows),
     }
+
+
+_UNSAMPLED = {
+    True: "the exact engine samples no backlogs",
+    False: f"not sampled: more than {MOST_SAMPLED_LINKS:,} links, or over before",
+}
 
 
 def _sending(flows: np.ndarray[Any, Any]) -> dict[str, list[Any]]:
@@ -277,7 +288,10 @@ def _read(folder: Path | None, case: Case) -> CaseResult | None:
             "times_s": tuple(math.nan if t is None else t for t in table["times_s"]),
             "max_load_ratio": math.nan if table["max_load_ratio"] is None else table["max_load_ratio"],
             "counts": {name: tuple(pair) for name, pair in table["counts"].items()},
-            "rounds": {name: tuple(values) for name, values in table["rounds"].items()},
+            "rounds": {
+                name: tuple(math.nan if value is None else value for value in values)
+                for name, values in table["rounds"].items()
+            },
         })  # fmt: skip
     except (KeyError, TypeError, ValueError):
         raise LocalError(f"{path}: not a result of this version: remove it") from None
@@ -292,6 +306,9 @@ def _write(folder: Path | None, result: CaseResult) -> None:
     table["times_s"] = [none_for_nan(t) for t in result.times_s]
     table["max_load_ratio"] = none_for_nan(result.max_load_ratio)
     table["picture"] = _plain(result.picture)
+    table["rounds"] = {
+        name: [none_for_nan(value) for value in values] for name, values in result.rounds.items()
+    }
     beside = folder / f"{result.key}.part"
     beside.write_text(json.dumps(table, allow_nan=False))
     beside.rename(folder / f"{result.key}.json")
@@ -311,18 +328,31 @@ def none_for_nan(value: float) -> float | None:
 
 
 def records(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[str, Any]]:
-    """One flat record for each arm and point, all seeds together; ``paper`` and ``ours`` of the arm's first claim."""
+    """One flat record for each arm and point, all seeds together; ``ours``: of the arm's first claim, ``paper`` where that is
+    of this point, or of the best of all."""
     rows = []
     for point in experiment.points():
         for arm in experiment.arms:
             mine = [r for r in results if r.policy == arm.policy and r.point == point]
             if mine:
                 rows.append(_record(experiment, arm.policy, point, sorted(mine, key=lambda r: r.seed)))
-    for row in rows:
-        claim = next((c for c in experiment.claims if c.policy == row["policy"]), None)
-        row["paper"] = None if claim is None else claim.paper
-        row["ours"] = None if claim is None else _against(rows, row, claim.against, claim.measure)
+    for point in experiment.points():
+        for arm in experiment.arms:
+            row = row_at(experiment, rows, arm.policy, point)
+            claim = next((c for c in experiment.claims if c.policy == arm.policy), None)
+            if row is not None:
+                row["paper"] = claim.paper if claim is not None and claim.is_of(point) else None
+                row["ours"] = _against(experiment, rows, claim, point) if claim is not None else None
     return rows
+
+
+def row_at(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], policy: str, point: Point
+) -> dict[str, Any] | None:
+    """The record of an arm at a point."""
+    values = experiment.values(policy, point)
+    fits = (row for row in rows if row["policy"] == policy and all(row[key] == values[key] for key in values))
+    return next(fits, None)
 
 
 def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[CaseResult]) -> dict[str, Any]:
@@ -332,10 +362,12 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
         "experiment": experiment.name,
         "policy": policy,
         "hosts": mine[0].hosts,
-        **{name: value for name, value in point},  # noqa: C416 - dict() takes no list of pairs with any key beside others
+        **experiment.values(policy, point),
         "completion_s": none_for_nan(measure(times, "completion_s")),
         "p99_s": none_for_nan(measure(times, "p99_s")),
         "max_link_load_ratio": max(ratios) if ratios else None,
+        "paper": None,
+        "ours": None,
         "missing_share": float(np.mean([r.missing_share for r in mine])),
         "unfinished": sum(r.ended != "done" for r in mine),
         "seeds": len(mine),
@@ -346,35 +378,38 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
 
 
 def _of_rounds(mine: Sequence[CaseResult]) -> dict[str, Any]:
-    """Of runs that compress: mean share that is sent, and the rounds after which the slowest change of rate shows in it."""
+    """Of runs that compress: mean share that is sent in rounds that end, and the rounds after which the slowest change of rate
+    shows in it."""
     if not all(r.rounds for r in mine):
         return {}
-    ratios = [r.rounds["ratio"] for r in mine]
+    ratios = np.concatenate([r.rounds["ratio"] for r in mine])
+    sent = ratios[~np.isnan(ratios)]
     seen = [rounds for r in mine for rounds in reactions(r.rounds["ratio"], r.rounds["rate_bps"])]
     slowest = max(seen, default=math.nan) if not any(map(math.isnan, seen)) else math.nan
-    return {"sent_share": float(np.mean(ratios)), "reaction_rounds": none_for_nan(slowest)}
+    return {"sent_share": float(sent.mean()) if len(sent) else None, "reaction_rounds": none_for_nan(slowest)}
 
 
-def _against(rows: Sequence[dict[str, Any]], row: dict[str, Any], against: str, name: str) -> float | None:
-    """A record's measure over that of another arm at the same point, less 1."""
-    axes = [key for key in row if "." in key]
-    for other in rows:
-        if other["policy"] == against and all(other[key] == row[key] for key in axes):
-            if row[name] is None or not other[name]:
-                return None
-            return float(row[name] / other[name] - 1.0)
-    return None
+def _against(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], claim: Claim, point: Point
+) -> float | None:
+    """A claim's measure of its arm over that of the other at the same point, less 1."""
+    mine, other = (row_at(experiment, rows, policy, point) for policy in (claim.policy, claim.against))
+    if mine is None or other is None or mine[claim.measure] is None or not other[claim.measure]:
+        return None
+    return float(mine[claim.measure] / other[claim.measure] - 1.0)
 
 
 def claims(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each claim with ours: at its point, or the best of all points."""
+    """Each claim with ours: at its point, or the best of all points; ``best_at``: where that is, empty without axes or ours."""
     found = []
     for claim in experiment.claims:
-        mine = [row for row in rows if row["policy"] == claim.policy]
-        if claim.at:
-            name, _, value = claim.at.partition("=")
-            mine = [row for row in mine if str(row.get(name)) == value]
-        ours = [_against(rows, row, claim.against, claim.measure) for row in mine]
-        known = [value for value in ours if value is not None]
-        found.append({**asdict(claim), "ours": min(known) if known else None})
+        points = [point for point in experiment.points() if claim.is_of(point)]
+        ours = [
+            (value, n)
+            for n, point in enumerate(points)
+            if (value := _against(experiment, rows, claim, point)) is not None
+        ]
+        best, place = min(ours, default=(None, None))
+        at = "" if place is None else ", ".join(f"{name}={value}" for name, value in points[place])
+        found.append({**asdict(claim), "best_at": at, "ours": best})
     return found

@@ -69,7 +69,8 @@ class Fabric:
         index = {name: number for number, name in enumerate(self.names)}
         pair = (index.get(source, -1), index.get(target, -1))
         if pair not in ends:
-            raise ConfigError(f"link {source}-{target}: no such link; nodes are {_shown(self.names)}")
+            ends_named = f"{source}-{target}"
+            raise ConfigError(f"link={ends_named!r}: no such link; nodes are {_shown(self.names)}")
         return ends.index(pair)
 
     def links_of(self, ends: str, *, one_way: bool) -> list[int]:
@@ -121,10 +122,6 @@ class Fabric:
     def leaves(self) -> Ints:
         """The switch above each host, in the first plane (H)."""
         return self.targets[self.ups[self.up_first[: self.hosts]]]
-
-    def leaf(self, host: int) -> int:
-        """The switch above a host, in the first plane."""
-        return int(self.targets[self.ups[self.up_first[host]]])
 
     def fabric_links(self) -> npt.NDArray[np.bool_]:
         """Which links are between switches (L)."""

@@ -91,6 +91,10 @@ class TransportSpec:
         for field in ("loss_bound", "critical_share", "droppable_share"):
             check(0.0 <= getattr(self, field) <= 1.0, field, getattr(self, field), "must lie in [0, 1]")
         check(self.loss_bound < 1.0, "loss_bound", self.loss_bound, "must be below 1: something must arrive")
+        waits = self.stop == "all" and self.loss_bound > 0
+        check(
+            not waits, "loss_bound", self.loss_bound, 'stop="all" waits for every packet: use eager or stall'
+        )
         check(64 <= self.packet <= 65_535, "packet", self.packet, "must lie in 64..65535 bytes")
         check(
             0 <= self.header < self.packet, "header", self.header, f"must be less than packet={self.packet}"

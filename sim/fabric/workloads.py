@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from dblp.sim.fabric.algorithms import PIPELINED, PLAIN, hierarchical, ps
+from dblp.sim.fabric.fit import group_of
 from dblp.sim.fabric.graph import Floats, Graph, Ints, Tasks
 from dblp.sim.fabric.scenario import Scenario
 from dblp.sim.fabric.topology import Fabric
@@ -67,9 +68,7 @@ def all_reduce(
     if load.algorithm == "ps":
         return ps(graph, hosts, nbytes, starts, cls, load.servers)
     if load.algorithm == "hierarchical":
-        leaves = fabric.leaves()
-        under_first = int((leaves[hosts] == leaves[hosts[0]]).sum())
-        return hierarchical(graph, hosts, nbytes, starts, cls, load.group or under_first)
+        return hierarchical(graph, hosts, nbytes, starts, cls, group_of(scenario, fabric))
     if load.algorithm in PIPELINED:
         return PIPELINED[load.algorithm](graph, hosts, nbytes, starts, cls, load.segment, chunk)
     return PLAIN[load.algorithm](graph, hosts, nbytes, starts, cls)

@@ -47,7 +47,27 @@ def test_a_model_gives_the_defaults_of_its_transport():
     ("changes", "field"),
     [
         ({"topology.kind": "ring"}, "topology.kind='ring'"),
-        ({"topology.hosts": 1}, "topology.kind"),
+        ({"topology.hosts": 1}, "topology.hosts=1"),
+        ({"topology.hosts": 20_000}, "topology.hosts=20000"),
+        (
+            {"topology": {"kind": "leaf_spine", "leaves": 1, "spines": 1, "hosts_per_leaf": 1}},
+            "topology.hosts_per_leaf=1: hosts of the leaf_spine: 1,",
+        ),
+        (
+            {"topology": {"kind": "leaf_spine", "leaves": 2, "spines": 1025, "hosts_per_leaf": 1}},
+            "topology.spines=1025",
+        ),
+        ({"transport.loss_bound": 0.1, "transport.stop": "all"}, "transport.loss_bound=0.1: stop="),
+        ({"transport.model": "dctcp", "transport.loss_bound": 0.1}, "transport.loss_bound=0.1: stop="),
+        ({"pull_transport": {"model": "ndp"}}, "switch.trim=False: pull_transport"),
+        (
+            {"background": {"load": 0.1, "transport": {"model": "ndp"}}},
+            "switch.trim=False: background.transport",
+        ),
+        ({"transport.model": "pfabric"}, "switch.queues=1: transport.priority='remaining'"),
+        ({"workload.tail": 2.0}, "workload.tail=2.0"),
+        ({"workload.algorithm": "ps", "workload.segment": 1408}, "workload.segment=1408"),
+        ({"workload.kind": "incast", "workload.segment": 1408}, "workload.segment=1408"),
         ({"topology.spines": 2}, "topology.spines=2"),
         ({"topology.host_link": {"rate": "fast"}}, "topology.host_link.rate"),
         ({"topology.host_link": {"rate": 0}}, "topology.host_link.rate"),
@@ -89,13 +109,38 @@ def test_a_scenario_needs_a_topology():
         scenario({})
 
 
+@pytest.mark.parametrize("at", ["0", "1ms"])
 @pytest.mark.parametrize("link", ["h0-h1", "leaf9-spine0"])
-def test_a_failure_of_a_link_that_is_not_there_is_refused(link):
-    found = scenario({**STAR, "failures": [{"link": link, "at": "1ms"}]})
-    with pytest.raises(ConfigError, match=r"failures\[0\]\.link"):
-        from dblp.sim.fabric.packet import make_arrays
+def test_a_failure_of_a_link_that_is_not_there_is_refused(link, at):
+    found = scenario({**STAR, "failures": [{"link": link, "at": at}]})
+    with pytest.raises(ConfigError, match=rf"^failures\[0\]\.link='{link}'"):
+        make_plan(found, 0)
 
-        make_arrays(make_plan(found, 0))
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ('"failures" = [{link = "h0-h1"}]', r"failures\[0\]\.link='h0-h1'"),
+        (
+            '"workload.algorithm" = "halving_doubling", "topology.hosts" = 6',
+            "workload.algorithm='halving_doubling': 6 ranks are no power of two",
+        ),
+        ('"workload.algorithm" = "hierarchical", "workload.group" = 3', "workload.group=3: 4 ranks"),
+        ('"workload.kind" = "training", "workload.model" = "alexnet"', "workload.model='alexnet'"),
+        ('"workload.compute" = "1ms"', "workload.compute"),
+    ],
+)
+def test_what_does_not_fit_is_told_when_the_file_is_read_with_the_arm(changes, says):
+    with pytest.raises(ConfigError, match=f"^mini: arm 'spray': {says}"):
+        read_experiment("mini", MINI.replace('"routing.policy" = "spray"', changes))
+
+
+def test_what_the_exact_engine_has_not_is_told_when_the_file_is_read():
+    text = 'engine = "exact"\n' + MINI.replace(
+        '"routing.policy" = "spray"', '"transport.stop" = "deadline", "transport.deadline" = "1ms"'
+    )
+    with pytest.raises(ConfigError, match=r"^mini: arm 'spray': transport\.stop='deadline'"):
+        read_experiment("mini", text)
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,24 @@ def small(topology, policy="ecmp", algorithm="direct", size="2M", segment=0, **m
         {
             "topology": topology,
             "switch": {"buffer": "512K"},
-            "transport": {"packet": 1464, "header": 48, "target": "1.2ms", "initial_window": 65536, **more},
+            "transport": {"packet": 1464, **more},
             "routing": {"policy": policy},
             "workload": {"algorithm": algorithm, "size": size, "segment": segment},
         }
     )
 
 
-ENDPOINT = {"card": True, "portions": 4, "flow_target": "400us", "min_rto": "8ms", "packet": 1456, "ack": 140}
+IDEAL = {"header": 48, "target": "1.2ms", "initial_window": 65536}
+"""What the endpoint has without being told."""
+ENDPOINT = {
+    **IDEAL,
+    "card": True,
+    "portions": 4,
+    "flow_target": "400us",
+    "min_rto": "8ms",
+    "packet": 1456,
+    "ack": 140,
+}
 """What the endpoint does with a window, its least timeout, its chunks of 1,408 bytes and its answers (docs/fabric.md)."""
 SEGMENT = 1408
 """What the collectives pipeline by: chunks, of which the endpoint makes bursts."""
@@ -78,7 +88,7 @@ def test_ideal_hosts_agree_on_rings(hosts, size, segment):
     the more of the endpoint's own delays ideal hosts leave out."""
     topology = {**STAR, "hosts": hosts}
     exact = run_exact(small(topology, algorithm="ring", size=size))
-    packet = run_packet(small(topology, algorithm="ring", size=size, segment=segment))
+    packet = run_packet(small(topology, algorithm="ring", size=size, segment=segment, **IDEAL))
     assert exact.ended == packet.ended == "done"
     assert packet.times_s[0] == pytest.approx(exact.times_s[0], rel=0.05)
 
@@ -131,18 +141,84 @@ def test_a_grey_link_is_repaired():
     assert outcome.counts["dropped"][0] > 0
 
 
+@pytest.mark.parametrize("at", [0.0, 5e-3])
+def test_times_of_failures_count_from_the_first_round_in_both_engines(at):
+    """A link that is cut for good after the handshake, which takes 10 ms and more: what is over before it is done."""
+    cut = {"link": "h1-switch", "at": at, "until": at + 40e-3}
+    table = small(STAR, size="128K")  # 1.5 ms on an idle network
+    from dataclasses import replace
+
+    from dblp.sim.fabric.spec import FailureSpec
+
+    for run in (run_exact, run_packet):
+        outcome = run(replace(table, failures=(FailureSpec(**cut),)))
+        assert outcome.ended == "done"
+        assert (outcome.times_s[0] > 40e-3) == (at == 0.0)
+
+
+def test_what_is_missing_under_a_bound_is_told():
+    grey = [{"link": "h1-switch", "loss": 0.05}]
+    table = {"topology": STAR, "failures": grey, "workload": {"algorithm": "direct", "size": "512K"}}
+    bounded = run_exact(scenario({**table, "transport": {"model": "mlt", "packet": 1464}}))
+    assert bounded.ended == "done"
+    assert 0.0 < bounded.missing_share <= 0.19  # 10 % in each leg
+    assert np.isnan(bounded.max_load_ratio)
+    exact = run_exact(scenario({**table, "transport": {"packet": 1464}}))
+    assert exact.missing_share == 0.0
+
+
 @pytest.mark.parametrize(
-    ("wanted", "field"),
-    [
-        (leaf_spine("tcp"), "transport.control"),
-        (leaf_spine("dblp", "adaptive"), "routing.policy"),
-        (leaf_spine("dblp", "ecmp", workload__kind="incast"), "workload.kind"),
-        (leaf_spine("dblp", "ecmp", switch={"shared": True}), "switch.shared"),
-    ],
+    "load", [{"algorithm": "ps", "servers": 2}, {"algorithm": "hierarchical", "group": 2}]
 )
-def test_what_it_has_not_is_refused(wanted, field):
-    with pytest.raises(ConfigError, match=field):
+def test_servers_and_groups_are_those_of_the_workload(load):
+    outcome = run_exact(
+        scenario({"topology": STAR, "transport": {"packet": 1464}, "workload": {"size": "256K", **load}})
+    )
+    assert outcome.ended == "done"
+    loads = dict(zip(outcome.link_names, outcome.link_bytes.tolist(), strict=True))
+    to_hosts = [loads[f"switch>h{host}"] for host in range(4)]
+    if load["algorithm"] == "ps":
+        # Ranks 0 and 2 get a half from both workers, and the other's half of the sum; the workers both halves of it.
+        assert [nbytes / 2**17 for nbytes in to_hosts] == pytest.approx([3, 2, 3, 2], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (leaf_spine("tcp"), "transport.control='reno'"),
+        (leaf_spine("dblp", "adaptive"), "routing.policy='adaptive'"),
+        (leaf_spine("dblp", "ecmp", workload__kind="incast"), "workload.kind='incast'"),
+        (leaf_spine("dblp", "ecmp", switch={"shared": True}), "switch.shared=True"),
+        (leaf_spine(transport__stop="deadline", transport__deadline="1ms"), "transport.stop='deadline'"),
+        (leaf_spine(transport__critical_share=0.1), "transport.critical_share=0.1"),
+        (leaf_spine(transport__droppable_share=0.1), "transport.droppable_share=0.1"),
+        (leaf_spine("dctcp"), "transport.recovery='order': the exact engine has time, passes"),
+        (leaf_spine(transport__initial_window="64K"), "transport.initial_window=65536"),
+        (leaf_spine(transport__target="1ms"), "transport.target=0.001"),
+        (leaf_spine(transport__ecn=True), "transport.ecn=True"),
+        (
+            leaf_spine(switch={"queues": 2}, transport__priority="remaining"),
+            "switch.classes[0].queue=0: the exact engine has one queue, or class 1 in queue 1",
+        ),
+        (leaf_spine(pull_transport={"model": "mlt"}), "pull_transport.model='mlt'"),
+        (leaf_spine(workload__segment=1408), "workload.segment=1408"),
+        (leaf_spine(workload__latency="1ms"), "workload.latency=0.001"),
+        (leaf_spine(switch={"classes": [{"mark_min": "8K"}, {"mark_min": "9K"}]}), "switch.classes[1].mark_min=9216"),
+        (leaf_spine(switch={"classes": [{"mark_min": "8K", "mark_share": 0.5}]}), "switch.classes[0].mark_share=0.5"),
+        (leaf_spine(switch={"droppable": [{"drop": "8K"}]}), "switch.droppable"),
+        (leaf_spine(jitter=1e-6), "jitter=1e-06"),
+        (leaf_spine(until=1.0), "until=1.0"),
+        (leaf_spine(routing__detect="1ms"), "routing.detect=0.001"),
+        (leaf_spine(failures=[{"link": "hosts", "loss": 0.1, "data_only": True}]), "failures[0].data_only=True"),
+        (leaf_spine(failures=[{"link": "h0-h1"}]), "failures[0].link='h0-h1'"),
+        (leaf_spine(topology__hosts_per_leaf=32), "topology='128 hosts': the exact engine has 64 at most"),
+        (leaf_spine(topology__hosts_per_leaf=32, workload__ranks=65), "workload.ranks='65 hosts'"),
+    ],
+)  # fmt: skip
+def test_what_it_has_not_is_refused_with_its_value(wanted, says):
+    with pytest.raises(ConfigError) as caught:
         run_exact(wanted)
+    assert str(caught.value).startswith(says)
 
 
 # rounds that compress, rates that change
@@ -153,7 +229,7 @@ def compressing(method, rounds=1, **more):
         {
             "topology": STAR,
             "switch": {"buffer": "512K"},
-            "transport": {"packet": 1464, "header": 48},
+            "transport": {"packet": 1464},
             "workload": {"algorithm": "direct", "size": "128K", "rounds": rounds, "compression": method, **more.pop("load", {})},
             **more,
         }
@@ -213,7 +289,7 @@ def test_the_packet_engine_refuses_what_it_has_not(changes, field):
 
 def test_compression_under_a_bound_and_background_by_flows_are_refused():
     with pytest.raises(ConfigError, match=r"workload\.compression"):
-        run_exact(compressing("topk(0.1)", transport={"packet": 1464, "header": 48, "loss_bound": 0.1}))
+        run_exact(compressing("topk(0.1)", transport={"packet": 1464, "loss_bound": 0.1}))
     with pytest.raises(ConfigError, match=r"background\.sizes"):
         run_exact(compressing("none", background={"load": 0.1}))
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 
 from dblp.cli.main import run as run_command
+from dblp.cli.sim.command import cells, claim_at, headings
 from dblp.errors import ConfigError, LocalError
 from dblp.sim.fabric import sweep
 from dblp.sim.fabric.cluster import run_checked
@@ -97,6 +98,51 @@ def test_records_of_runs_that_did_not_end_say_so(experiment):
     assert rows[0]["unfinished"] == 1
     assert rows[1]["ours"] is None
     json.dumps(rows, allow_nan=False)
+
+
+def test_a_claim_is_told_with_the_point_that_it_is_taken_at(experiment):
+    cases = experiment.cases([0])
+    fast = {"64K": 0.9, "128K": 0.7}
+    results = [fake(c, (1.0,) if c.policy == "random" else (fast[c.point[0][1]],)) for c in cases]
+    (claim,) = claims(experiment, records(experiment, results))
+    assert (claim["best_at"], claim["ours"]) == ("workload.size=128K", pytest.approx(-0.3))
+    assert claim_at(claim) == "best: size 128K"
+
+
+def test_the_papers_figure_is_at_its_point_alone(experiment):
+    there = read_experiment("small", TEXT + 'at = "workload.size=128K"\n')
+    results = [fake(case, (1.0,)) for case in there.cases([0])]
+    rows = [row for row in records(there, results) if row["policy"] == "ethereal"]
+    assert [(row["workload.size"], row["paper"]) for row in rows] == [("64K", None), ("128K", -0.3)]
+
+
+def test_an_arm_that_sets_an_axis_has_its_own_value_in_its_records_and_is_compared():
+    own = TEXT.replace(
+        '{"routing.policy" = "random"}', '{"routing.policy" = "random", "workload.size" = "32K"}'
+    )
+    experiment = read_experiment("small", own)
+    results = [fake(case, (1.0,) if case.policy == "random" else (0.8,)) for case in experiment.cases([0])]
+    rows = records(experiment, results)
+    assert [(row["policy"], row["workload.size"]) for row in rows] == [
+        ("random", "32K"), ("ethereal", "64K"), ("random", "32K"), ("ethereal", "128K")
+    ]  # fmt: skip
+    assert [row["ours"] for row in rows if row["policy"] == "ethereal"] == pytest.approx([-0.2, -0.2])
+
+
+def test_rounds_that_failed_have_no_share_and_are_kept_in_json(experiment, tmp_path):
+    case = experiment.cases([0])[0]
+    for ratios, share in (((math.nan, 0.5), 0.5), ((math.nan, math.nan), None)):
+        rounds = {"rate_bps": (8.0, 8.0), "ratio": ratios}
+        result = replace(fake(case, (math.nan, 1.0)), rounds=rounds)
+        rows = records(experiment, [result])
+        assert rows[0]["sent_share"] == share
+        json.dumps(rows, allow_nan=False)
+        assert cells(rows[0], headings(rows))[-2] == ("-" if share is None else "50.00%")
+        sweep._write(tmp_path, result)
+        kept = sweep._read(tmp_path, case)
+        assert kept is not None and [math.isnan(r) for r in kept.rounds["ratio"]] == [
+            math.isnan(r) for r in ratios
+        ]
 
 
 @pytest.mark.processes
@@ -355,7 +401,7 @@ def test_a_missing_numba_is_told_with_the_pip_line(monkeypatch, capsys):
 def test_an_experiment_file_that_is_no_experiment_names_the_field(tmp_path):
     file = tmp_path / "wrong.toml"
     file.write_text("scenario.topology = {kind = 'star', hosts = 1}")
-    with pytest.raises(ConfigError, match=r"topology\.kind"):
+    with pytest.raises(ConfigError, match=r"topology\.hosts=1"):
         from dblp.sim.fabric.experiment import load_experiment
 
         load_experiment(str(file))

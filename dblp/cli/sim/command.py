@@ -13,12 +13,12 @@ import typer
 from dblp.cli.extras import require
 from dblp.cli.options import parse_seeds
 from dblp.cli.output import check_folder, check_outputs, picture_form, write_file
-from dblp.cli.sim.palette import axis_names
+from dblp.cli.sim.palette import axis_names, point_text
 from dblp.errors import ConfigError
 from dblp.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -268,9 +268,9 @@ def records_table(rows: list[dict[str, Any]]) -> Table:
     before = None
     for row in rows:
         point = [row[name] for name in axes]
-        if before not in (None, point):
+        if before == row["policy"]:
             table.add_section()
-        before = point
+        before = before or row["policy"]
         table.add_row(row["policy"], *map(str, point), *cells(row, headings(rows)))
     return table
 
@@ -293,8 +293,17 @@ def cells(row: dict[str, Any], shown: Sequence[str]) -> list[str]:
         found.append(str(row["unfinished"]))
     if "sent_share" in row:
         late = row["reaction_rounds"]
-        found += [f"{row['sent_share']:.2%}", "-" if late is None else f"{late:.0f} rounds"]
+        share = row["sent_share"]
+        found += ["-" if share is None else f"{share:.2%}", "-" if late is None else f"{late:.0f} rounds"]
     return found
+
+
+def claim_at(claim: Mapping[str, Any]) -> str:
+    """Where a claim's figure is taken: at its point, or where ours is best, which is told."""
+    if claim["at"] or not claim["best_at"]:
+        return str(claim["at"])
+    point = (part.partition("=") for part in claim["best_at"].split(", "))
+    return f"best: {point_text([(name, value) for name, _, value in point])}"
 
 
 def claims_table(found: list[dict[str, Any]]) -> Table:
@@ -309,6 +318,6 @@ def claims_table(found: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right" if heading in ("paper", "ours") else "left")
     for claim in found:
         ours = "-" if claim["ours"] is None else f"{claim['ours']:+.1%}"
-        names = [str(claim[name]) for name in ("policy", "against", "measure", "at")]
-        table.add_row(*names, f"{claim['paper']:+.1%}", ours)
+        names = [claim[name] for name in ("policy", "against", "measure")]
+        table.add_row(*names, claim_at(claim), f"{claim['paper']:+.1%}", ours)
     return table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dblp.cli.output import write_file
-from dblp.cli.sim.command import cells, headings
+from dblp.cli.sim.command import cells, claim_at, headings
 from dblp.cli.sim.palette import axis_names
 from dblp.sim.fabric.experiment import Experiment
 
@@ -19,7 +19,7 @@ _STYLE = (
     "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
 )
 
-_CLAIM = ("policy", "against", "measure", "at")
+_CLAIM = ("policy", "against", "measure")
 
 
 def write_page(
@@ -48,8 +48,8 @@ def write_page(
 def _claims(found: Sequence[dict[str, Any]]) -> str:
     if not found:
         return ""
-    body = [[*(str(claim[name]) for name in _CLAIM), *_shares(claim)] for claim in found]
-    return "<h2>The paper's figures, and ours</h2>" + _table([*_CLAIM, "paper", "ours"], body)
+    body = [[*(claim[name] for name in _CLAIM), claim_at(claim), *_shares(claim)] for claim in found]
+    return "<h2>The paper's figures, and ours</h2>" + _table([*_CLAIM, "at", "paper", "ours"], body)
 
 
 def _shares(claim: dict[str, Any]) -> list[str]:

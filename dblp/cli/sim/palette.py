@@ -33,17 +33,6 @@ def titled(what: str, point: Any) -> str:
     return ", ".join(filter(None, (what, point_text(point))))
 
 
-def logarithmic(axes: Any, which: str) -> None:
-    """Make the axis ``which`` (``x`` or ``y``) logarithmic, with plain numbers at 1, 2 and 5 of each power of ten."""
-    from matplotlib import ticker
-
-    getattr(axes, f"set_{which}scale")("log")
-    axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-    axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(ticker.NullFormatter())
-
-
 def whole_numbers(axis: Any) -> None:
     """Keep an axis of counts from fractions."""
     from matplotlib import ticker

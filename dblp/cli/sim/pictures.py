@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dblp.cli.sim.palette import COLOURS, logarithmic, point_text, titled, whole_numbers
+from dblp.cli.sim.palette import COLOURS, point_text, titled, whole_numbers
 from dblp.cli.sim.rounds_picture import draw_rounds, rows_of
 from dblp.sim.fabric.experiment import Experiment
-from dblp.sim.fabric.sweep import CaseResult
+from dblp.sim.fabric.sweep import SHOWN_HOSTS, CaseResult, row_at
+from dblp.sim.log_axes import plain_numbers
 
 _DECADES = 10.0
 """Ratio of times from which their axis is logarithmic."""
@@ -21,8 +22,6 @@ _SEEN_SHARE = 0.003
 """Of the time line: least width of what is drawn there."""
 _MOST_NAMES = 8
 """Of switches, along a side of the heat map."""
-MOST_RANKS = 64
-"""Ranks in the time line, and in the loads of hosts' links."""
 
 
 def draw(
@@ -76,7 +75,8 @@ def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]
             )
     axes.set(xlabel="completion (ms)", ylabel="share of rounds or flows", title=titled("completion", last))
     if shown and max(shown) > _DECADES * min(shown):  # within less, logarithmic labels lie over each other
-        logarithmic(axes, "x")
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
     else:
         axes.ticklabel_format(axis="x", useOffset=False)
         axes.locator_params(axis="x", nbins=5)
@@ -102,15 +102,16 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
 
 
 def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: str, point: Any) -> float:
-    at = {
-        row["policy"]: row["completion_s"] for row in rows if all(row[name] == value for name, value in point)
-    }
-    first, mine = at.get(experiment.arms[0].policy), at.get(policy)
+    found = [row_at(experiment, rows, name, point) for name in (experiment.arms[0].policy, policy)]
+    first, mine = (row["completion_s"] if row is not None else None for row in found)
     return mine / first if first and mine else math.nan
 
 
 def _queues(axes: Any, result: CaseResult) -> None:
-    """Backlog of the busiest ports, of those that had one."""
+    """Backlog of the busiest ports, of those that had one: over time, or the largest where no samples were taken."""
+    if result.picture["unsampled"]:
+        _peaks(axes, result)
+        return
     times = np.array(result.picture["series_s"]) * 1e3
     busy = {name: backlog for name, backlog in result.picture["series"].items() if any(backlog)}
     for number, (name, backlog) in enumerate(busy.items()):
@@ -127,6 +128,17 @@ def _queues(axes: Any, result: CaseResult) -> None:
     axes.grid(alpha=0.3)
 
 
+def _peaks(axes: Any, result: CaseResult) -> None:
+    busy = {name: peak for name, peak in result.picture["peaks"].items() if peak}
+    axes.barh(range(len(busy)), [peak / 1e3 for peak in busy.values()], color=COLOURS[0])
+    axes.set_yticks(range(len(busy)), list(busy), fontsize=7)
+    axes.invert_yaxis()
+    axes.set(
+        xlabel=f"largest backlog (kB); {result.picture['unsampled']}", title=f"{result.policy}: busiest ports"
+    )
+    axes.grid(alpha=0.3)
+
+
 def _legend(axes: Any, size: int) -> None:
     """A legend beside the axes, where nothing lies under it."""
     axes.legend(fontsize=size, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, frameon=False)
@@ -135,10 +147,12 @@ def _legend(axes: Any, size: int) -> None:
 def _loads(axes: Any, result: CaseResult) -> None:
     """Bytes of data on each link between switches, over their mean: a row for each source. Where there are none, as in a star,
     of the hosts' links."""
+    # The exact engine counts what it sends by link, whatever it is.
+    title = f"{result.policy}: link loads" + (", all datagrams" if result.picture["no_flows"] else "")
     links = [name.split(">") for name in result.picture["loads"]]
     inner = [(a, b) for a, b in links if not _is_host(a) and not _is_host(b)]
     if not inner:
-        _host_loads(axes, result)
+        _host_loads(axes, result, title)
         return
     sources, targets = (sorted(set(column), key=_by_number) for column in zip(*inner, strict=True))
     table = np.full((len(sources), len(targets)), np.nan)
@@ -150,23 +164,23 @@ def _loads(axes: Any, result: CaseResult) -> None:
     for axis, names in ((axes.xaxis, targets), (axes.yaxis, sources)):
         every = -(-len(names) // _MOST_NAMES)
         axis.set_ticks(range(0, len(names), every), names[::every], fontsize=7)
-    axes.set(xlabel="to", ylabel="from", title=f"{result.policy}: link loads")
+    axes.set(xlabel="to", ylabel="from", title=title)
 
 
-def _host_loads(axes: Any, result: CaseResult) -> None:
+def _host_loads(axes: Any, result: CaseResult, title: str) -> None:
     """Bytes of data that went to each host and that came from it, over the mean of all these links."""
     directions: dict[str, dict[int, float]] = {"to the host": {}, "from the host": {}}
     for name, nbytes in result.picture["loads"].items():
         source, target = name.split(">")
         for direction, host in zip(directions, (target, source), strict=True):
-            if _is_host(host) and int(host[1:]) < MOST_RANKS:
+            if _is_host(host) and int(host[1:]) < SHOWN_HOSTS:
                 directions[direction][int(host[1:])] = nbytes
     mean = float(np.mean([nbytes for loads in directions.values() for nbytes in loads.values()])) or 1.0
     for number, (direction, loads) in enumerate(directions.items()):
         places = np.array(list(loads)) + 0.4 * (number - 0.5)
         axes.bar(places, np.array(list(loads.values())) / mean, 0.4, color=COLOURS[number], label=direction)
     whole_numbers(axes.xaxis)
-    axes.set(xlabel="host", ylabel="bytes over the mean link's", title=f"{result.policy}: link loads")
+    axes.set(xlabel="host", ylabel="bytes over the mean link's", title=title)
     _legend(axes, 6)
 
 
@@ -183,10 +197,16 @@ def _is_host(name: str) -> bool:
 def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
     """When each host was sending: the first leg in the upper half of its row, the second in the lower."""
     flows = result.picture["flows"]
+    if result.picture["no_flows"]:
+        axes.text(
+            0.5, 0.5, result.picture["no_flows"], transform=axes.transAxes, ha="center", color="#555555"
+        )
+        axes.set(title=f"{result.policy}: when hosts send", xticks=[], yticks=[])
+        return
     seen = longest * _SEEN_SHARE
     bars: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for source, leg, start, finish in zip(*(flows[name] for name in _FLOW_COLUMNS), strict=True):
-        if source < MOST_RANKS and start is not None and finish is not None and not math.isnan(finish):
+        if source < SHOWN_HOSTS and start is not None and finish is not None and not math.isnan(finish):
             bars.setdefault((source, leg % 2), []).append((start * 1e3, max(finish - start, seen) * 1e3))
     halves = 0.4 if any(leg for _, leg in bars) else 0.8
     for (source, leg), spans in bars.items():

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dblp.cli.sim.palette import COLOURS, logarithmic, titled, whole_numbers
+from dblp.cli.sim.palette import COLOURS, titled, whole_numbers
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import CaseResult
+from dblp.sim.log_axes import plain_numbers
 
 MEGA = 1e6
 
@@ -39,7 +40,8 @@ def _shares(axes: Any, experiment: Experiment, mine: dict[str, CaseResult], poin
             rounds = mine[arm.policy].rounds
             rates = rounds["rate_bps"]
             axes.plot(100 * np.array(rounds["ratio"]), color=colour, label=arm.policy)
-    logarithmic(axes, "y")
+    axes.set_yscale("log")
+    plain_numbers(axes.yaxis)
     whole_numbers(axes.xaxis)
     axes.set(xlabel="round", ylabel="elements sent (%)", title=titled("share that is sent", point))
     axes.legend(fontsize=7, loc="lower left")
@@ -53,7 +55,8 @@ def _times(axes: Any, experiment: Experiment, mine: dict[str, CaseResult], point
     for colour, arm in zip(COLOURS, experiment.arms, strict=False):
         if arm.policy in mine:
             axes.plot(np.array(mine[arm.policy].times_s) * 1e3, color=colour, label=arm.policy)
-    logarithmic(axes, "y")
+    axes.set_yscale("log")
+    plain_numbers(axes.yaxis)
     whole_numbers(axes.xaxis)
     axes.set(xlabel="round", ylabel="step (ms)", title=titled("time of each step", point))
     axes.grid(alpha=0.3)

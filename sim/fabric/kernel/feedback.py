@@ -190,7 +190,6 @@ def on_path_answer(w: World, now: int, packet: int) -> None:
 def on_bitmap(w: World, flow: int, order: int) -> None:
     """The pass is over: what the bitmap lacks of what left before the probe is repaired."""
     f = flows(w)[flow]
-    f.probing = 0
     f.repair_open = 1
     while f.out_head != NONE and chunks(w)[f.first_chunk + f.out_head].order < order:
         if chunks(w)[f.first_chunk + f.out_head].got:

@@ -198,8 +198,6 @@ def transmit(w: World, now: int, link: int) -> None:
     if line.unlimited and kind == DATA:
         nodes(w)[line.source].waiting -= 1
     line.free_at = now + int(size * line.ps_per_byte + 0.5)
-    line.sent_bytes += size
-    line.sent_packets += 1
     if kind == DATA:
         line.data_bytes += size
     meta(w).hops += 1

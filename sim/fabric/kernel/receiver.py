@@ -7,7 +7,6 @@ from dblp.sim.fabric.kernel.access import (
     counts,
     flows,
     links,
-    meta,
     nodes,
     packets,
     paths,
@@ -206,7 +205,6 @@ def on_deadline(w: World, now: int, flow: int) -> None:
     if flows(w)[flow].state > ACTIVE:
         return
     complete(w, now, flow)
-    meta(w).short_flows += 1
     tell(w, now, flow, ACK)
 
 

@@ -348,7 +348,6 @@ def pass_over(w: World, flow: int) -> bool:
 def probe(w: World, now: int, flow: int) -> None:
     """All have left: the receiver is asked for its bitmap, behind them in the same queue."""
     f = flows(w)[flow]
-    f.probing = 1
     f.repair_open = 0
     packet = make_packet(w, now, flow, PROBE, f.cls)
     enqueue(w, now, next_link(w, f.source, f.target, packets(w)[packet].path), packet)

@@ -30,7 +30,6 @@ SENT, DELIVERED, TRIMMED, NO_BUFFER, BY_CLASS, PUSHED_OUT, LINK_LOSS, LINK_DOWN,
 COUNTER_NAMES = (
     "sent", "delivered", "trimmed", "no_buffer", "by_class", "pushed_out", "link_loss", "link_down",
 )  # fmt: skip
-DROPPED = (NO_BUFFER, BY_CLASS, PUSHED_OUT, LINK_LOSS, LINK_DOWN)
 
 POLICY_CODES = {"ecmp": 0, "ethereal": 1, "spray": 2, "random": 3, "reps": 4, "adaptive": 5}
 ECMP, ETHEREAL, SPRAY, RANDOM, REPS, ADAPTIVE = range(6)
@@ -72,13 +71,13 @@ is in."""
 FLOW = _struct(
     time="""first_chunk rto_at stall_at ready_at start_at finished_at base_rtt latency first_successor last_cut
         newest_sent cubic_epoch freeze_until bytes""",
-    float="window threshold srtt rttvar alpha cubic_max share_marked",
+    float="window threshold srtt rttvar alpha cubic_max",
     int="""source target chunks need critical droppable next_new inflight acked received
         critical_received repair_head repair_tail out_head out_tail order highest recover window_end
         window_acked window_marked path turn credits pulls pull_next ring_next successors waiting timeouts lost
         cached cached_first wire_packets detour message portion offered part_head part_tail part_next
         air_next""",
-    flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done probing repair_open
+    flag="""kind transport cls state timed on_ring rto_armed stall_armed sender_done repair_open
         slow_start on_pull_ring on_air in_parts""",
 )  # fmt: skip
 """One direction of one message or of a part of it, or (``chunks`` 0) a task. ``need``: chunks that must arrive. ``waiting``:
@@ -89,7 +88,7 @@ CHUNK = _struct(time="sent", int="order next prev", flag="state got again marked
 """A packet's worth of a flow; ``got``: the receiver has it; ``again``: it has left more than once; ``marked``: it came
 with a mark."""
 LINK = _struct(
-    time="free_at delay sent_bytes data_bytes sent_packets backlog peak",
+    time="free_at delay data_bytes backlog peak",
     float="ps_per_byte loss",
     int="source target fly_head fly_tail",
     flag="scheduled up known unlimited spare_control",
@@ -131,7 +130,7 @@ CHANGE = _struct(time="at", float="loss", int="link", flag="action down spare_co
 """A change of a link. ``action``: 0 the link itself, 1 what routing knows."""
 META = _struct(
     time="""now sequence heap timers free_count free_head hops events timed_left timed_failed buffer seed sample_every
-        sample_next sample_row short_flows freeze""",
+        sample_row freeze""",
     float="alpha",
     int="hosts queues policy header paths known_down planes max_fan timers_room series_rows link_count",
     flag="shared push_out trim handled",
