@@ -16,7 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from torch._C import _distributed_c10d as c10d
 TIMEOUT_S = 3.0
+
+from dblp.collectives.torch import work
 
 
 def _init(rank, world_size, folder, timeout_s=TIMEOUT_S):
@@ -66,6 +69,41 @@ def timeouts(rank, world_size, folder):
 
 def monitored(rank, world_size, folder):
     _init(rank, world_size, folder, timeout_s=20)
+def own_timeouts(rank, world_size, folder):
+    """A call's own timeout holds for several tensors at once too: above the group's, and below it."""
+    _init(rank, world_size, folder, timeout_s=30)
+    work.GRACE_SECONDS = 0.2
+    group = dist.group.WORLD
+
+    def reduce(seconds):
+        options = c10d.AllreduceCoalescedOptions()
+        options.timeout = timedelta(seconds=seconds)
+        group.allreduce_coalesced(tensors := [torch.ones(5), torch.ones(7)], options).wait()
+        return tensors
+
+    def gather(seconds):
+        outputs = [[torch.zeros(3) for _ in range(world_size)] for _ in range(2)]
+        options = c10d.AllgatherOptions()
+        options.timeout = timedelta(seconds=seconds)
+        group.allgather(outputs, [torch.ones(3), torch.ones(3)], options).wait()
+
+    group.set_timeout(timedelta(seconds=0.5))
+    if rank:
+        time.sleep(1.5)
+    assert all((tensor == world_size).all() for tensor in reduce(20))
+    if rank:
+        time.sleep(1.5)
+    gather(20)
+    group.set_timeout(timedelta(seconds=30))
+    if rank == 0:
+        text, seconds = _failure(lambda: reduce(1))
+        assert "all_reduce_coalesced" in text and "rank 1" in text, text
+        assert "Timed out waiting 1000ms" in text and 0.8 < seconds < 3, (text, seconds)
+    else:
+        time.sleep(3)
+    dist.destroy_process_group()
+
+
     group = dist.group.WORLD
     late = world_size - 1
     if rank == 0:

@@ -52,7 +52,8 @@ def test_bounded_training_on_a_lossy_network(ranks):
 
 
 @pytest.mark.parametrize(
-    "scenario", ["mismatch", "timeouts", "unnamed_timeout", "backward_error", "again", "absent"]
+    "scenario",
+    ["mismatch", "timeouts", "own_timeouts", "unnamed_timeout", "backward_error", "again", "absent"],
 )
 def test_failures(ranks, scenario):
     ranks(scenario, 2)
