@@ -145,7 +145,7 @@ def _sparse(rank: int, device: str) -> bool:
     import torch
     import torch.distributed as dist
 
-    with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else contextlib.nullcontext():  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else contextlib.nullcontext():
         rows, values = torch.arange(rank + 1, device=device), torch.ones(rank + 1, 1000, device=device)
         size = (WORLD_SIZE, 1000)
         tensor = torch.sparse_coo_tensor(rows.view(1, -1), values, size, check_invariants=False)

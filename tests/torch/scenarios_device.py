@@ -109,9 +109,9 @@ def device_coalesced(rank, world_size, folder):
         dist.barrier()  # the other has seen it end
         dist.send(late, 1, tag=2)
     else:
-        group._start_coalescing()
+        group._start_coalescing(torch.device("cpu"))
         works = [group.recv([late], 0, 2), group.recv([early], 0, 1)]
-        joined = group._end_coalescing()
+        joined = group._end_coalescing(torch.device("cpu"))
         works[1].wait()
         dist.barrier()
         joined.wait()

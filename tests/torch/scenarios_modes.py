@@ -194,7 +194,7 @@ def exact_compiled(rank, world_size, folder, backends):
                 run(factor).backward()
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter -= 0.5 * parameter.grad
+                        parameter.sub_(parameter.grad, alpha=0.5)
             mean = sum(_factor(peer, step, 400) for peer in range(world_size)) / world_size
             for scale, name in enumerate(("first", "second", "third"), 1):
                 assert torch.equal(getattr(wrapped.module, name).grad, scale * mean), (backend, name)

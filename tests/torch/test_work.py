@@ -100,7 +100,12 @@ def test_a_callback_may_wait_for_another_work():
 
 def test_restoring_happens_before_the_end_and_off_the_engine_thread():
     threads = []
-    item = work(restore=lambda: threads.append(threading.current_thread()) or [])
+
+    def restore():
+        threads.append(threading.current_thread())
+        return []
+
+    item = work(restore=restore)
     item.finish(None, None)
     item.wait()
     assert len(threads) == 1 and threads[0] is not threading.current_thread()
@@ -169,7 +174,12 @@ def test_what_comes_back_on_several_devices_is_waited_for_on_each():
 def test_joined_works_may_have_outputs_of_their_own():
     tensor, calls = torch.zeros(1), []
     part = work([torch.ones(1)])
-    joined = JoinedWork("folded", 5.0, [part], [tensor], lambda: calls.append(tensor.add_(5)) or [])
+
+    def restore():
+        calls.append(tensor.add_(5))
+        return []
+
+    joined = JoinedWork("folded", 5.0, [part], [tensor], restore)
     part.finish(None, None)
     assert joined.get_future().wait() == [tensor] and tensor.item() == 5 and len(calls) == 1
 
