@@ -30,6 +30,7 @@ lint: install
 test: lint
 	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist worksteal $(ARGS)
 
+# torch's own tests, then the failure drill.
 test-torch: install
 	$(PY) -m tests.torch_suite.run --json torch-suite.json $(ARGS)
 

@@ -259,7 +259,7 @@ class DblpProcessGroup(dist.ProcessGroup):
         works = []
         for item in stage_all(tensors):
             works.append(self._broadcast(item, opts))
-        return self._one("broadcast", works)
+        return self._one("broadcast", works, opts)
 
     @overloaded(c10d.ReduceOptions, 1, "root", "op", "timeout")
     @traced("reduce", inputs=0)
@@ -302,7 +302,7 @@ class DblpProcessGroup(dist.ProcessGroup):
             self._all_gather("all_gather", stage_all(outputs), stage(tensor), opts)
             for outputs, tensor in zip(output_lists, inputs, strict=True)
         ]
-        return self._one("all_gather", works)
+        return self._one("all_gather", works, opts)
 
     @traced("all_gather_coalesced", inputs=1)
     def allgather_coalesced(
@@ -313,7 +313,7 @@ class DblpProcessGroup(dist.ProcessGroup):
             self._all_gather("all_gather_coalesced", stage_all(outputs), stage(tensor), opts)
             for *outputs, tensor in zip(*output_lists, inputs, strict=True)
         ]
-        return self._one("all_gather_coalesced", works)
+        return self._one("all_gather_coalesced", works, opts)
 
     @traced("all_gather_into_tensor", inputs=1)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> DblpWork:
@@ -325,7 +325,7 @@ class DblpProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DblpWork:
         """``all_gather_single`` for each pair."""
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return self._one("all_gather_single_coalesced", works)
+        return self._one("all_gather_single_coalesced", works, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
@@ -367,7 +367,7 @@ class DblpProcessGroup(dist.ProcessGroup):
             self._reduce_scatter("reduce_scatter", output, inputs, opts)
             for output, inputs in zip(outputs, input_lists, strict=True)
         ]
-        return self._one("reduce_scatter", works)
+        return self._one("reduce_scatter", works, opts)
 
     @traced("reduce_scatter_tensor", inputs=1)
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> DblpWork:
@@ -381,7 +381,7 @@ class DblpProcessGroup(dist.ProcessGroup):
     ) -> DblpWork:
         """``reduce_scatter_single`` for each pair."""
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return self._one("reduce_scatter_single_coalesced", works)
+        return self._one("reduce_scatter_single_coalesced", works, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
@@ -444,7 +444,8 @@ class DblpProcessGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device | None = None) -> DblpWork:
         works, self._coalescing.works = getattr(self._coalescing, "works", None) or [], None
-        return JoinedWork("coalesced collectives", self._seconds(None), works)
+        timeout_s = max((work.timeout_s for work in works), default=self._seconds(None))
+        return JoinedWork("coalesced collectives", timeout_s, works)
 
     # Inside.
 
@@ -494,8 +495,8 @@ class DblpProcessGroup(dist.ProcessGroup):
             coalescing.append(work)
         return work
 
-    def _one(self, what: str, works: Sequence[DblpWork]) -> DblpWork:
-        return works[0] if len(works) == 1 else JoinedWork(what, self._seconds(None), works)
+    def _one(self, what: str, works: Sequence[DblpWork], opts: Any) -> DblpWork:
+        return works[0] if len(works) == 1 else JoinedWork(what, self._seconds(opts), works)
 
     def _allreduce(self, what: str, tensors: Tensors, opts: Any) -> DblpWork:
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
@@ -511,7 +512,7 @@ class DblpProcessGroup(dist.ProcessGroup):
             item = stage_operand(tensor, op)
             works.append(self._start(what, _all_reduce_call(item, name), [item], opts))
             keep_if_small(works[-1], tensor)
-        return self._one(what, works)
+        return self._one(what, works, opts)
 
     def _allreduce_segments(
         self, what: str, accelerator: Accelerator, tensor: torch.Tensor, op: Any, opts: Any

@@ -58,8 +58,9 @@ def meet_by_store(store: Any, rank: int, world_size: int, timeout_s: float) -> M
 def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
     """A gloo group for the C++ calls that no Python method can receive; None where gloo is missing.
 
-    Connections are made on first use, so that a group that never falls through costs two idle threads; torch 2.7, which cannot do
-    so, makes them at once. A store outlives destroy and init within one process: what an earlier group left there is not read.
+    Connections are made on first use, of which a warning tells, so that a group that never falls through costs two idle threads;
+    torch 2.7, which cannot do so, makes them at once and unsaid. A store outlives destroy and init within one process: what an
+    earlier group left there is not read.
     """
     if not dist.is_gloo_available():
         return None
@@ -69,10 +70,12 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         options._timeout = timeout
         options._threads = 1
         generation = store.add(f"gloo/generation/{rank}", 1)
+        watched = _WatchedStore(store)
         inner = c10d.ProcessGroupGloo(
-            c10d.PrefixStore(f"gloo/{generation}", store), rank, world_size, options
+            c10d.PrefixStore(f"gloo/{generation}", watched), rank, world_size, options
         )
-        _inner.add(inner)
+        watched.watch()
+        _inner[inner] = watched
         return inner
     except (
         RuntimeError,
@@ -83,6 +86,51 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         return None
 
 
+class _WatchedStore(c10d.Store):
+    """The store of a gloo group, which tells when the group first looks for another rank's address: it is about to connect.
+    Called on gloo's threads. Only what gloo calls is here."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+        self._watching = False
+
+    def watch(self) -> None:
+        """From now on it tells; a group that connects when it is made has not been used then."""
+        self._watching = True
+
+    def set(self, key: str, value: Any) -> None:
+        """Publish an own address."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> Any:
+        """Read another's."""
+        self._tell()
+        return self._store.get(key)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        """Wait for another's."""
+        self._tell()
+        self._store.wait(keys, *timeout)
+
+    def _tell(self) -> None:
+        global _told
+        if self._watching and not _told:
+            _told = True
+            _log.warning(FELL_THROUGH)
+
+
+FELL_THROUGH = (
+    "a collective of a dblp group runs over gloo, so its bytes go over TCP and not over dblp: torch calls it in C++ only, "
+    "where no Python method is reached. The one that is known is torch.ops._c10d_functional.all_gather_into_tensor_out, which "
+    "inductor's passes make of all-gathers that they bucket: call all_gather_into_tensor instead, or compile without them "
+    "(bucket_all_gathers_fx and aten_distributed_optimizations.collective_bucketing of torch._inductor.config). The result is "
+    "right. This is said once a process."
+)
+"""The warning."""
+_told = False
+
+
 def _gloo_device() -> Any:
     try:
         return c10d.ProcessGroupGloo.create_default_device(lazy_init=True)
@@ -90,8 +138,8 @@ def _gloo_device() -> Any:
         return c10d.ProcessGroupGloo.create_default_device()
 
 
-_inner: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The gloo groups of this process."""
+_inner: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The gloo groups of this process, and their stores, whose Python half has to live as long."""
 
 
 def _keep_in_fork() -> None:

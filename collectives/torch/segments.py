@@ -51,13 +51,13 @@ class SegmentedReduction:
             rounds.append(round_)
         return _joined(rounds)
 
-    def restored(self) -> Arrival | None:
+    def restored(self) -> list[Arrival]:
         """The last copy back, once all rounds have ended; raises what went wrong in one."""
         if self._error is not None:
             raise self._error
         if self._dense.data_ptr() != self._tensor.data_ptr():
             self._arrival = Arrival(self._accelerator, self._accelerator.copy_back(self._tensor, self._dense))
-        return self._arrival
+        return [self._arrival] if self._arrival is not None else []
 
     def _copy_back(self, item: Staged, round_: asyncio.Task[Report]) -> None:
         if round_.cancelled() or round_.exception() is not None:

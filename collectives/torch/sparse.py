@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dblp.collectives.group import Group
+from dblp.collectives.torch.staging import Arrival
 from dblp.collectives.torch.tensors import Staged, stage, stage_all
 from dblp.errors import MismatchError, UnsupportedError
 
@@ -75,15 +76,19 @@ class SparseReduction:
         """The third round."""
         return _gather(group, self._all_values, self._values, timeout_s)
 
-    def add(self) -> None:
-        """Put the result into the tensor; once the third round has ended."""
+    def add(self) -> list[Arrival]:
+        """Put the result into the tensor, on a device by a copy that is only queued; once the third round has ended."""
         indices = torch.cat([item.tensor for item in self._all_indices], dim=1)
         values = torch.cat([item.tensor for item in self._all_values])
         total = torch.sparse_coo_tensor(indices, values, self.tensor.shape, check_invariants=False).coalesce()
         if self._op == "avg":
             total = total / len(self._all_values)
-        with torch.no_grad():
-            self.tensor.copy_(total)
+        accelerator = self._values.accelerator
+        with torch.no_grad():  # a detached sparse tensor would get the new entries in place of this one
+            if accelerator is None:
+                self.tensor.copy_(total)
+                return []
+            return [Arrival(accelerator, accelerator.copy_back(self.tensor, total), made=self.tensor)]
 
 
 def _gather(group: Group, targets: list[Staged], source: Staged, timeout_s: float) -> Awaitable[Any]:

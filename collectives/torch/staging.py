@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +54,7 @@ class Accelerator(ABC):
     @abstractmethod
     def copy_back(self, target: torch.Tensor, source: torch.Tensor) -> Event:
         """Queue a copy, from host memory or from the device's own, on the stream for copies back; the event of its end. As
-        ``copy_out``."""
+        ``copy_out``. A sparse target gets new memory, which whoever uses it must ``keep``."""
 
     @abstractmethod
     def finish(self, event: Event) -> None:
@@ -63,6 +63,11 @@ class Accelerator(ABC):
     @abstractmethod
     def join(self, event: Event) -> None:
         """Have what is queued on the caller's current stream from now on wait for an event."""
+
+    @abstractmethod
+    def keep(self, tensor: torch.Tensor) -> None:
+        """The caller's current stream uses a sparse tensor's memory, which was made on the stream for copies back: when it is
+        freed, it is not given to others before."""
 
     @abstractmethod
     def under(self) -> AbstractContextManager[Any]:
@@ -96,7 +101,7 @@ class CudaAccelerator(Accelerator):
     def copy_back(self, target: torch.Tensor, source: torch.Tensor) -> Event:
         """See the base class."""
         for tensor in (target, source):
-            if tensor.is_cuda:
+            if tensor.is_cuda and tensor.layout == torch.strided:
                 tensor.record_stream(self._back)
         return self._copy(target, source, self._back)
 
@@ -115,6 +120,12 @@ class CudaAccelerator(Accelerator):
         """See the base class."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        """See the base class."""
+        stream = torch.cuda.current_stream(self._device)
+        for part in (tensor._indices(), tensor._values()):
+            part.record_stream(stream)
+
     def under(self) -> AbstractContextManager[Any]:
         """See the base class."""
         return torch.cuda.stream(self._back)
@@ -126,14 +137,14 @@ class Arrival:
 
     accelerator: Accelerator
     event: Event
+    made: torch.Tensor | None = None
+    """The tensor, if it is sparse: the copy gives it new memory."""
 
     def join(self) -> None:
         """Have the caller's current stream wait for it."""
         self.accelerator.join(self.event)
-
-    def under(self) -> AbstractContextManager[Any]:
-        """With the stream of the copy as the current one."""
-        return self.accelerator.under()
+        if self.made is not None:
+            self.accelerator.keep(self.made)
 
 
 class Departure:
@@ -202,9 +213,18 @@ def finish_departures() -> None:
         departure.wait()
 
 
-def current(arrival: Arrival | None) -> AbstractContextManager[Any]:
-    """The stream of an arrival as the current one, if there is one."""
-    return contextlib.nullcontext() if arrival is None else arrival.under()
+@contextlib.contextmanager
+def current(arrivals: Sequence[Arrival]) -> Iterator[None]:
+    """Within it the stream of each device that something arrives on is the current one there."""
+    with contextlib.ExitStack() as stack:
+        for arrival in last_of_each(arrivals):
+            stack.enter_context(arrival.accelerator.under())
+        yield
+
+
+def last_of_each(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """Of copies that one thread has queued, in their order, the last on each device: a stream makes its copies in that order."""
+    return list({id(arrival.accelerator): arrival for arrival in arrivals}.values())
 
 
 def cutter_of(tensor: torch.Tensor) -> Accelerator | None:
@@ -212,5 +232,5 @@ def cutter_of(tensor: torch.Tensor) -> Accelerator | None:
     return accelerators.of(tensor) if tensor.nbytes >= 2 * SEGMENT_BYTES else None
 
 
-Restore = Callable[[], Arrival | None]
-"""``restore()``: queue or make the copies back; None where the host has made them."""
+Restore = Callable[[], Sequence[Arrival]]
+"""``restore()``: queue or make the copies back; what of them is only queued."""

@@ -105,10 +105,10 @@ def stage_all(tensors: Iterable[torch.Tensor], *, arithmetic: bool = False) -> l
     return [stage(tensor, arithmetic=arithmetic) for tensor in tensors]
 
 
-def restore_all(staged: Iterable[Staged]) -> Arrival | None:
-    """``restore`` for each; the last of the copies that were only queued, which are made in their order."""
+def restore_all(staged: Iterable[Staged]) -> list[Arrival]:
+    """``restore`` for each; of the copies that were only queued the last on each device."""
     arrivals = [item.restore() for item in staged]
-    return next((arrival for arrival in reversed(arrivals) if arrival is not None), None)
+    return staging.last_of_each(arrival for arrival in arrivals if arrival is not None)
 
 
 def _stage_device(accelerator: Accelerator, tensor: torch.Tensor) -> Staged:

@@ -53,7 +53,7 @@ class DblpWork(c10d.Work):
         restore: Restore | None = None,
     ) -> None:
         super().__init__()
-        self._arrival: Arrival | None = None  # of what was copied back to a device
+        self._arrivals: list[Arrival] = []  # of what was copied back to devices
         self.report: Report | None = None
         self.source = -1
         self._what = what
@@ -84,6 +84,11 @@ class DblpWork(c10d.Work):
         else:
             self._end()
 
+    @property
+    def timeout_s(self) -> float:
+        """The call's timeout: its own, or the group's."""
+        return self._timeout_s
+
     def before_end(self, call: Callable[[], object]) -> bool:
         """Have ``call()`` called, on whatever thread, before a wait returns; False if it is too late for that."""
         with self._future_lock:
@@ -97,8 +102,8 @@ class DblpWork(c10d.Work):
             self._sleep(timeout.total_seconds())
         self._gate.release()
         self._raise_error()
-        if self._arrival is not None:
-            self._arrival.join()
+        for arrival in self._arrivals:
+            arrival.join()
         return True
 
     def _sleep(self, timeout_s: float) -> None:
@@ -150,7 +155,7 @@ class DblpWork(c10d.Work):
     def _restore_and_end(self) -> None:
         try:
             assert self._restore is not None
-            self._arrival = self._restore()
+            self._arrivals += self._restore()
         except Exception as error:
             self._error = error
         self._end()
@@ -169,8 +174,8 @@ class DblpWork(c10d.Work):
             completer.submit(lambda: self._complete(base))
 
     def _complete(self, base: Future[None]) -> None:
-        """Under the stream of the copy back: torch has the callbacks' streams wait for what is queued on the current one."""
-        with current(self._arrival):
+        """Under the streams of the copies back: torch has the callbacks' streams wait for what is queued on the current ones."""
+        with current(self._arrivals):
             base.set_result(None)
 
     def _make_future(self) -> None:
@@ -224,10 +229,14 @@ class JoinedWork(DblpWork):
             self._left -= 1
             if self._left:
                 return
-        failed = [work.exception() for work in self._works if not work.is_success()]
-        arrivals = [work._arrival for work in self._works if isinstance(work, DblpWork)]
-        self._arrival = next((arrival for arrival in reversed(arrivals) if arrival is not None), None)
-        self.finish(None, failed[0] if failed else None)
+        failed = [work for work in self._works if not work.is_success()]
+        if failed and isinstance(failed[0], DblpWork):
+            self._timeout_s = failed[0].timeout_s  # the error states it
+        # All of them: several threads queue them, as rounds end, so none is known to be the last.
+        self._arrivals = [
+            arrival for work in self._works if isinstance(work, DblpWork) for arrival in work._arrivals
+        ]
+        self.finish(None, failed[0].exception() if failed else None)
 
 
 _kept: deque[DblpWork] = deque(maxlen=_KEPT_WORKS)

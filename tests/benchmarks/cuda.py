@@ -1,8 +1,9 @@
 """``python -m tests.benchmarks.cuda``: tensors on a GPU, on a machine that has one: correctness, overlap, throughput beside gloo.
 
-Two ranks on one device. Three parts: every dtype through every kind of call, compared with what it must be; an all-reduce beside
-matrix products, with the share of its copies that the profiler saw under the computation; and the throughput of an all-reduce of
-100 MiB, dblp and gloo in turns. Without a GPU it says so and ends with 2; ``--device cpu`` tries the script itself on the host.
+Two ranks on one device. Three parts: every dtype through every kind of call (those that add up for dtypes that can be added),
+compared with what it must be; an all-reduce beside matrix products, with the share of its copies that the profiler saw under the
+computation; and the throughput of an all-reduce of 100 MiB, dblp and gloo in turns. Without a GPU it says so and ends with 2;
+``--device cpu`` tries the script itself on the host.
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -11,6 +12,7 @@ matrix products, with the share of its copies that the profiler saw under the co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import socket
@@ -22,9 +24,17 @@ from pathlib import Path
 from typing import Any
 
 WORLD_SIZE = 2
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "complex64")
-SIZES = (0, 1, 1000, 3_000_001)
-"""Elements; the last is cut into segments."""
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "complex64", "complex128", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+"""What can be reduced."""
+MOVED = ("float8_e4m3fn", "float8_e5m2")
+"""What can only be moved."""
+SIZES = (0, 1, 1000, 100_003)
+"""Elements of a tensor."""
+LARGE = 3_000_001
+"""Elements of float32 that are cut into segments."""
 MIB = 1 << 20
 NO_GPU = 2
 """Exit code where there is no GPU."""
@@ -43,33 +53,104 @@ def _init(backend: str, rank: int, port: int) -> None:
 
 
 def check_calls(rank: int, device: str) -> dict[str, Any]:
-    """Every dtype and size through ``all_reduce``, ``broadcast``, ``all_gather``, ``send`` and ``recv``; what was wrong."""
+    """Every dtype and size through every kind of call; what was wrong."""
+    import torch
+
+    wrong, cells = [], 0
+    for name in (*DTYPES, *MOVED):
+        for size in SIZES:
+            mine = torch.full((size,), rank + 1, device=device).to(getattr(torch, name))
+            found = _moving(rank, mine) | (_reducing(rank, mine) if name in DTYPES else {})
+            cells += len(found)
+            wrong += [f"{call} of {size} {name}" for call, right in found.items() if not right]
+    large = torch.full((LARGE,), rank + 1.0, device=device)
+    found = {"all_reduce in segments": _all_reduced(large), "sparse all_reduce": _sparse(rank, device)}
+    wrong += [call for call, right in found.items() if not right]
+    return {"cells": cells + len(found), "wrong": wrong}
+
+
+def _holds(tensor: Any, *values: float) -> bool:
+    """Whether a tensor's parts, of the same length, have these values; compared on the host, where every dtype can be."""
+    import torch
+
+    expected = torch.tensor(values).to(tensor.dtype).to(torch.complex128).view(-1, 1)
+    found = tensor.cpu().to(torch.complex128).view(len(values), tensor.numel() // len(values))
+    return bool((found == expected).all())
+
+
+def _moving(rank: int, mine: Any) -> dict[str, bool]:
+    """The calls that move a tensor, whose content is the rank and one."""
     import torch
     import torch.distributed as dist
 
-    total, wrong, cells = sum(range(1, WORLD_SIZE + 1)), [], 0
-    for name in DTYPES:
-        for size in SIZES:
-            mine = torch.full((size,), rank + 1, device=device).to(getattr(torch, name))
-            reduced, root, gathered = (
-                mine.clone(),
-                mine.clone(),
-                [torch.zeros_like(mine) for _ in range(WORLD_SIZE)],
-            )
-            dist.all_reduce(reduced)
-            dist.broadcast(root, 1)
-            dist.all_gather(gathered, mine)
-            moved = mine.clone()
-            (dist.send if rank else dist.recv)(moved, 1 - rank)
-            found = {
-                "all_reduce": (reduced == total).all(),
-                "broadcast": (root == 2).all(),
-                "all_gather": all((part == number + 1).all() for number, part in enumerate(gathered)),
-                "transfer": (moved == 2).all(),
-            }
-            cells += len(found)
-            wrong += [f"{call} of {size} {name}" for call, right in found.items() if not bool(right)]
-    return {"cells": cells, "wrong": wrong}
+    def empty(count: int = WORLD_SIZE) -> list[Any]:
+        return [torch.zeros_like(mine) for _ in range(count)]
+
+    each = range(1, WORLD_SIZE + 1)
+    root, moved = mine.clone(), mine.clone()
+    gathered, at_root, exchanged, (part,) = empty(), empty(), empty(), empty(1)
+    whole, swapped = mine.repeat(WORLD_SIZE), mine.repeat(WORLD_SIZE)
+    dist.broadcast(root, 1)
+    dist.all_gather(gathered, mine)
+    dist.all_gather_into_tensor(whole, mine)
+    dist.gather(mine, at_root if rank == 1 else None, dst=1)
+    dist.scatter(part, [mine.clone() for _ in each] if rank == 1 else None, src=1)
+    dist.all_to_all(exchanged, [mine.clone() for _ in each])
+    dist.all_to_all_single(swapped, mine.repeat(WORLD_SIZE))
+    (dist.send if rank else dist.recv)(moved, 1 - rank)
+    lists = {"all_gather": gathered, "all_to_all": exchanged} | ({"gather": at_root} if rank == 1 else {})
+    return {
+        "broadcast": _holds(root, 2),
+        "all_gather_into_tensor": _holds(whole, *each),
+        "scatter": _holds(part, 2),
+        "all_to_all_single": _holds(swapped, *each),
+        "transfer": _holds(moved, 2),
+        **{call: all(map(_holds, parts, each)) for call, parts in lists.items()},
+    }
+
+
+def _reducing(rank: int, mine: Any) -> dict[str, bool]:
+    """The calls that add up."""
+    import torch
+    import torch.distributed as dist
+
+    total, each = sum(range(1, WORLD_SIZE + 1)), range(WORLD_SIZE)
+    at_root, part, of_whole = mine.clone(), torch.zeros_like(mine), torch.zeros_like(mine)
+    dist.reduce(at_root, 0)
+    dist.reduce_scatter(part, [mine.clone() for _ in each])
+    dist.reduce_scatter_tensor(of_whole, mine.repeat(WORLD_SIZE))
+    several = [mine.clone() for _ in each]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in several:
+            dist.all_reduce(tensor)
+    manager.wait()
+    return {
+        "all_reduce": _all_reduced(mine.clone()),
+        "reduce": rank != 0 or _holds(at_root, total),
+        "reduce_scatter": _holds(part, total),
+        "reduce_scatter_tensor": _holds(of_whole, total),
+        "coalesced all_reduce": all(_holds(tensor, total) for tensor in several),
+    }
+
+
+def _all_reduced(tensor: Any) -> bool:
+    import torch.distributed as dist
+
+    dist.all_reduce(tensor)
+    return _holds(tensor, sum(range(1, WORLD_SIZE + 1)))
+
+
+def _sparse(rank: int, device: str) -> bool:
+    """Rank r has rows 0 to r; the sum is read on a stream of its own, which has to wait for it."""
+    import torch
+    import torch.distributed as dist
+
+    with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else contextlib.nullcontext():
+        rows, values = torch.arange(rank + 1, device=device), torch.ones(rank + 1, 1000, device=device)
+        size = (WORLD_SIZE, 1000)
+        tensor = torch.sparse_coo_tensor(rows.view(1, -1), values, size, check_invariants=False)
+        dist.all_reduce(tensor)
+        return _holds(tensor.to_dense(), *range(WORLD_SIZE, 0, -1))
 
 
 def check_overlap(rank: int, device: str, mib: int) -> dict[str, Any]:

@@ -13,13 +13,18 @@ import json
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tests.torch.conftest import Ranks
 from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, GROUP_CALLS, RESULT, STORE_GONE, TIMEOUT_S
+from tests.torch_suite.records import FAILED, PASSED, Record, describe, last_line, write
 
+NAME = "drill"
+"""The suite that its records are of, beside those of torch's tests (``make test-torch``)."""
+JOBS = 2
+"""Cells at a time: they wait more than they compute."""
 WORLD_SIZE = 3
 VICTIM = WORLD_SIZE - 1
 LIMIT_S = TIMEOUT_S + 2.0
@@ -55,6 +60,11 @@ class Cell:
     def row(self) -> str:
         """What is called and how it waits."""
         return f"{self.call}, {'async' if self.wait else 'blocking'}" if self.call in CALLS else self.call
+
+    @property
+    def name(self) -> str:
+        """The whole cell, in a line."""
+        return f"{self.row}: {self.fault}"
 
 
 @dataclass(frozen=True)
@@ -140,14 +150,26 @@ def run_all(wanted: Sequence[Cell], jobs: int) -> list[Verdict]:
                 return
             verdict = found[cell] = run_cell(cell, ranks)
             mark = "good" if verdict.good else f"WRONG: {verdict.why}"
-            sys.stderr.write(f"{cell.row} | {cell.fault}: {verdict.seconds:.2f} s, {mark}\n")
+            sys.stderr.write(f"{cell.name}: {verdict.seconds:.2f} s, {mark}\n")
 
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(wanted)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return [found[cell] for cell in wanted]
+
+
+def as_record(verdict: Verdict) -> Record:
+    """A cell as a test among others; ``seconds``: of the rank that waited longest."""
+    return Record(
+        suite=NAME,
+        test=verdict.cell.name,
+        ranks=WORLD_SIZE,
+        outcome=PASSED if verdict.good else FAILED,
+        reason=verdict.why,
+        seconds=verdict.seconds,
+    )
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -166,20 +188,21 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def main() -> None:
-    """Run the cells whose row and fault contain the given words, print the table."""
+    """Run the cells whose row and fault contain the given words; print the table, what failed, and the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--call", default="", help="only rows that contain this")
     parser.add_argument("--fault", default="", help="only faults that contain this")
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
-    parser.add_argument("--json", type=Path, help="also write a record a cell here")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="cells at a time")
+    parser.add_argument("--json", type=Path, help="also write a record a cell here, as make test-torch does")
     options = parser.parse_args()
     wanted = [cell for cell in cells() if options.call in cell.row and options.fault in cell.fault]
     verdicts = run_all(wanted, options.jobs)
-    sys.stdout.write(table(verdicts) + "\n")
+    records = [as_record(verdict) for verdict in verdicts]
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+        write(options.json, "dblp", records)
+    sys.stdout.write("\n".join(filter(None, [table(verdicts), describe(records), last_line(records)])) + "\n")
     sys.exit(not all(verdict.good for verdict in verdicts))
 
 

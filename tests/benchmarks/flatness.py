@@ -2,7 +2,7 @@
 
 Two ranks in processes of their own over the torch backend; the store is served by a third, as torchrun's agent does. Each rank
 looks at itself at even distances; what counts is the slope behind the first fifth, in which caches fill and the allocator finds
-its size. ``--json FILE`` has every look.
+its size. ``--json FILE`` has every look. It ends with 1, and says why, where a process is not flat (``faults``).
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -35,6 +35,13 @@ WARM_SHARE = 0.2
 COUNT = 16_384
 """Elements of a round: 64 KiB."""
 KINDS = ("groups", "rounds")
+MOST_BYTES = {"groups": 4096, "rounds": 256}
+"""What each may add to a process's resident memory. The store keeps the keys of each group's meeting, 1.7 KB; a group that
+stayed would hold the arena of its datagrams, megabytes."""
+NOISE_BYTES = 8 << 20
+"""By which the allocator alone may move a process in the whole run, so that short runs are not judged by it."""
+MOST_SPREAD = 2
+"""Between the least and the most descriptors, and threads, of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +206,41 @@ def _read(file: str) -> Course:
     return Course(raw["kind"], raw["who"], [Look(**entry) for entry in raw["looks"]], raw["seconds"])
 
 
+def bytes_each(course: Course, done: int) -> float:
+    """What each of ``done`` groups or rounds added; a store's looks count seconds."""
+    return course.slope_bytes * (course.looks[-1].done / done if course.who == "store" else 1.0)
+
+
+def counts_of(courses: Sequence[Course]) -> dict[str, int]:
+    """How many groups and rounds there were."""
+    return {course.kind: course.looks[-1].done for course in courses if course.who != "store"}
+
+
+def faults(courses: Sequence[Course]) -> list[str]:
+    """What is not flat; empty if all is well."""
+    done, found = counts_of(courses), []
+    for course in courses:
+        name = f"{done[course.kind]:,} {course.kind}, {course.who}"
+        most = MOST_BYTES[course.kind] + NOISE_BYTES / done[course.kind]
+        if (each := bytes_each(course, done[course.kind])) > most:
+            found.append(f"{name}: {each:.0f} bytes each, more than {most:.0f}")
+        for what in ("descriptors", "threads"):
+            least, greatest = course.spread(what)
+            if greatest - least > MOST_SPREAD:
+                found.append(f"{name}: {least} to {greatest} {what}")
+    return found
+
+
 def table(courses: Sequence[Course]) -> str:
     """Markdown: a row a process."""
     lines = [
         "| What | Process | Time | Resident memory, first and last look | Bytes each | Descriptors | Threads |",
         "|---|---|---|---|---|---|---|",
     ]
-    done = {course.kind: course.looks[-1].done for course in courses if course.who != "store"}
+    done = counts_of(courses)
     for course in courses:
         first, last = course.settled[0].rss_bytes / 2**20, course.settled[-1].rss_bytes / 2**20
-        each = course.slope_bytes
-        if course.who == "store":
-            each *= course.looks[-1].done / done[course.kind]
+        each = bytes_each(course, done[course.kind])
         counts = ["-".join(map(str, sorted(set(course.spread(what))))) for what in ("descriptors", "threads")]
         lines.append(
             f"| {done[course.kind]:,} {course.kind} | {course.who} | {course.seconds:.0f} s | {first:.1f}, {last:.1f} MiB "
@@ -220,7 +250,7 @@ def table(courses: Sequence[Course]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, print the table."""
+    """Run what is asked for, print the table and what is not flat."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -235,6 +265,9 @@ def main() -> None:
     if options.json is not None:
         records = [{**asdict(course), "slope_bytes": course.slope_bytes} for course in courses]
         options.json.write_text(json.dumps(records, indent=1) + "\n")
+    wrong = faults(courses)
+    sys.stdout.writelines(f"not flat: {text}\n" for text in wrong)
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,6 @@ def _init(rank, world_size, folder, **device):
     return found
 
 
-def _read(device, tensor):
-    """What the caller's stream sees of a tensor: read there, behind all that it waits for."""
-    seen = []
-    device.current.put("read", lambda: seen.append(tensor.clone()))
-    wait(device.current.record())
-    return seen[0]
-
-
 def device_order(rank, world_size, folder):
     """Calls return while the caller's stream still computes their tensors, begin in the order of the calls on every rank, and who
     waits sees the result, though the copy back takes its time."""
@@ -53,7 +45,7 @@ def device_order(rank, world_size, folder):
     for work in works:
         work.wait()
     total = world_size * (world_size + 1) / 2
-    assert _read(device, late).tolist() == [total] * 1000
+    assert device.read(late).tolist() == [total] * 1000
     assert host.tolist() == [total - world_size] * 10 and second.tolist() == [0.0] * 3
     assert device.log == [
         "main: gate",
@@ -73,37 +65,80 @@ def device_kinds(rank, world_size, folder):
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.float64, torch.uint8):
         tensor = device.own(torch.full((50,), rank + 1).to(dtype))
         dist.all_reduce(tensor)
-        assert (_read(device, tensor) == total).all(), dtype
+        assert (device.read(tensor) == total).all(), dtype
     turned = device.own(torch.full((6, 4), float(rank + 1))).t()
     dist.all_reduce(turned)
-    assert (_read(device, turned) == total).all()
+    assert (device.read(turned) == total).all()
     dist.all_reduce(device.own(torch.zeros(0)))
     parts = [device.own(torch.zeros(5)) for _ in range(world_size)]
     dist.all_gather(parts, device.own(torch.full((5,), float(rank))))
-    assert [_read(device, part)[0].item() for part in parts] == list(range(world_size))
+    assert [device.read(part)[0].item() for part in parts] == list(range(world_size))
     pieces = [device.own(torch.full((2,), float(rank + 1))) for _ in range(world_size)]
     dist.reduce_scatter(part := device.own(torch.zeros(2)), pieces)
-    assert _read(device, part).tolist() == [total] * 2
+    assert device.read(part).tolist() == [total] * 2
     tensor = device.own(torch.full((8,), float(rank)))
     dist.broadcast(tensor, 1)
-    assert _read(device, tensor).tolist() == [1.0] * 8
+    assert device.read(tensor).tolist() == [1.0] * 8
     if rank == 0:
         dist.send(device.own(torch.full((9,), 5.0)), 1)
     elif rank == 1:
         dist.recv(tensor := device.own(torch.zeros(9)), 0)
-        assert _read(device, tensor).tolist() == [5.0] * 9
+        assert device.read(tensor).tolist() == [5.0] * 9
     work = dist.group.WORLD.allreduce_lossy(
         tensor := device.own(torch.full((3000,), float(rank))), dblp.Bounded(0.1)
     )
     work.wait()
-    assert work.report is not None and (_read(device, tensor) == (world_size - 1) / 2).all()
+    assert work.report is not None and (device.read(tensor) == (world_size - 1) / 2).all()
     with dist._coalescing_manager(async_ops=True) as manager:
         for part in parts:
             dist.all_reduce(part)
     manager.wait()
-    assert [_read(device, part)[0].item() for part in parts] == [
+    assert [device.read(part)[0].item() for part in parts] == [
         number * world_size for number in range(world_size)
     ]
+    dist.destroy_process_group()
+
+
+def device_coalesced(rank, world_size, folder):
+    """Of two works that are waited for as one, the first begins last: its copy back is the last to be queued."""
+    device = _init(rank, world_size, folder, copy_s=0.2)
+    group = dist.group.WORLD
+    early, late = (device.own(torch.full((number + 1,), float(rank))) for number in range(2))
+    if rank == 0:
+        dist.send(early, 1, tag=1)
+        dist.barrier()  # the other has seen it end
+        dist.send(late, 1, tag=2)
+    else:
+        group._start_coalescing(torch.device("cpu"))
+        works = [group.recv([late], 0, 2), group.recv([early], 0, 1)]
+        joined = group._end_coalescing(torch.device("cpu"))
+        works[1].wait()
+        dist.barrier()
+        joined.wait()
+        assert device.read(late).tolist() == [0.0] * 2 and device.read(early).tolist() == [0.0]
+        backs = [what for what in device.log if what.startswith("back")]
+        assert backs == ["back: copy of 1", "back: copy of 2"], backs
+    dist.destroy_process_group()
+
+
+def device_sparse(rank, world_size, folder):
+    """The sum of sparse tensors comes by a copy that is queued like others; the new memory is kept for the stream that waits."""
+    device = _init(rank, world_size, folder)
+    gate = threading.Event()
+    device.back.put("", lambda: wait(gate))
+    rows = torch.arange(rank + 1).view(1, -1)
+    tensor = torch.sparse_coo_tensor(rows, torch.full((rank + 1, 3), rank + 1.0), (10, 3)).coalesce()
+    for part in (tensor.indices(), tensor.values()):
+        device.own(part)
+    expected = torch.zeros(10, 3)
+    for peer in range(world_size):
+        expected[: peer + 1] += peer + 1.0
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    gate.set()  # wait() has returned: the host waits for no copy back
+    assert torch.equal(device.read(tensor).to_dense(), expected)
+    assert [what for what in device.log if "copy of 30" in what] == ["back: copy of 30"]
+    assert "main: keeps torch.sparse_coo" in device.log
     dist.destroy_process_group()
 
 
@@ -120,7 +155,7 @@ def device_segments(rank, world_size, folder):
         work = dist.all_reduce(tensor, async_op=True)
         work.wait()
         expected = values * (world_size * (world_size + 1) / 2)
-        assert torch.equal(_read(device, tensor), expected.view(85, 1000).t() if strided else expected)
+        assert torch.equal(device.read(tensor), expected.view(85, 1000).t() if strided else expected)
         outs = [at for at, what in enumerate(device.log) if what.startswith("out")]
         backs = [at for at, what in enumerate(device.log) if what.startswith("back")]
         assert len(outs) == 9 and len(backs) == 9 + strided and backs[0] < outs[-1], device.log
@@ -138,7 +173,7 @@ def device_futures(rank, world_size, folder):
     assert streams == ["back"], streams
     work.wait()
     assert work.get_future().wait()[0] is tensor and device.current.name == "main"
-    assert _read(device, tensor).tolist() == [world_size] * 100
+    assert device.read(tensor).tolist() == [world_size] * 100
     late = dist.all_reduce(tensor, async_op=True)
     late.wait()
     late.get_future().wait()
@@ -160,7 +195,7 @@ def device_fails(rank, world_size, folder):
         assert "illegal memory access" in text and "send to rank 1" in text, text
         device.fail_with = None
     dist.all_reduce(tensor := device.own(torch.ones(10)))
-    assert _read(device, tensor).tolist() == [world_size] * 10
+    assert device.read(tensor).tolist() == [world_size] * 10
     dist.destroy_process_group()
 
 

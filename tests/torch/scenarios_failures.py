@@ -3,7 +3,9 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -14,7 +16,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
+
+from dblp.collectives.torch import work
 
 TIMEOUT_S = 3.0
 
@@ -59,6 +64,41 @@ def timeouts(rank, world_size, folder):
         text, seconds = _failure(dist.barrier)
         assert "rank 1" in text and 0.8 < seconds < 3, (text, seconds)
         assert re.search(" (Timed out|closed|timeout) ", text), text  # as scripts tell timeouts of gloo
+    else:
+        time.sleep(3)
+    dist.destroy_process_group()
+
+
+def own_timeouts(rank, world_size, folder):
+    """A call's own timeout holds for several tensors at once too: above the group's, and below it."""
+    _init(rank, world_size, folder, timeout_s=30)
+    work.GRACE_SECONDS = 0.2
+    group = dist.group.WORLD
+
+    def reduce(seconds):
+        options = c10d.AllreduceCoalescedOptions()
+        options.timeout = timedelta(seconds=seconds)
+        group.allreduce_coalesced(tensors := [torch.ones(5), torch.ones(7)], options).wait()
+        return tensors
+
+    def gather(seconds):
+        outputs = [[torch.zeros(3) for _ in range(world_size)] for _ in range(2)]
+        options = c10d.AllgatherOptions()
+        options.timeout = timedelta(seconds=seconds)
+        group.allgather(outputs, [torch.ones(3), torch.ones(3)], options).wait()
+
+    group.set_timeout(timedelta(seconds=0.5))
+    if rank:
+        time.sleep(1.5)
+    assert all((tensor == world_size).all() for tensor in reduce(20))
+    if rank:
+        time.sleep(1.5)
+    gather(20)
+    group.set_timeout(timedelta(seconds=30))
+    if rank == 0:
+        text, seconds = _failure(lambda: reduce(1))
+        assert "all_reduce_coalesced" in text and "rank 1" in text, text
+        assert "Timed out waiting 1000ms" in text and 0.8 < seconds < 3, (text, seconds)
     else:
         time.sleep(3)
     dist.destroy_process_group()
@@ -132,6 +172,76 @@ def again(rank, world_size, folder):
         assert gathered.tolist() == list(range(world_size))
         dist.destroy_process_group()
     assert not [thread for thread in threading.enumerate() if thread.name == "dblp-engine"]
+
+
+def falls_through(rank, world_size, folder):
+    """What torch calls in C++ only goes over gloo: nothing connects before, and the first such call is warned of, once."""
+    _init(rank, world_size, folder, timeout_s=20)
+    told = []
+
+    def note(record):
+        told.append(record.getMessage())
+        return True
+
+    logging.getLogger("dblp.torch").addFilter(note)
+    groups = [dist.group.WORLD, dist.new_group()]
+    for group in groups:
+        dist.all_reduce(torch.ones(10), group=group)
+        dist.all_gather_into_tensor(torch.zeros(world_size), torch.ones(1), group=group)
+        dist.barrier(group)
+    DistributedDataParallel(torch.nn.Linear(5, 5))(torch.ones(2, 5)).sum().backward()
+    before = _tcp_connections()
+    assert told == []
+    for group in groups:
+        gathered = torch.zeros(world_size)
+        torch.ops._c10d_functional.all_gather_into_tensor_out(
+            torch.tensor([float(rank)]), world_size, group.group_name, out=gathered
+        )
+        torch.ops._c10d_functional.wait_tensor(gathered)
+        assert gathered.tolist() == list(range(world_size))
+    (text,) = told
+    assert "over gloo" in text and "all_gather_into_tensor_out" in text and "bucket_all_gathers_fx" in text
+    assert before == 0 and _tcp_connections() > 0, "and there is no other way to it"
+    dist.destroy_process_group()
+
+
+def _tcp_connections():
+    """Of this process; the store is a file."""
+    states = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+    ]
+    established = {f"socket:[{fields[9]}]" for fields in states if fields[3] == "01"}
+    return len(established & set(_links("/proc/self/fd")))
+
+
+def _links(folder):
+    for path in Path(folder).iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself
+            yield str(path.readlink())
+
+
+def debug_detail(rank, world_size, folder):
+    """Under TORCH_DISTRIBUTED_DEBUG=DETAIL training goes on as ever, and a call of different shapes is named."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    _init(rank, world_size, folder, timeout_s=20)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = model.module.weight.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.full((1, 4), rank + 1.0)).sum().backward()
+        optimizer.step()
+    mean = (world_size + 1) / 2
+    torch.testing.assert_close(model.module.weight.detach(), before - 2 * 0.5 * mean)
+    dist.all_reduce(tensor := torch.ones(10))
+    assert tensor.tolist() == [world_size] * 10
+    text, seconds = _failure(lambda: dist.all_reduce(torch.ones(100 + rank)))
+    assert "all_reduce" in text and "100 " in text and "101 " in text and seconds < 10, (text, seconds)
+    dist.destroy_process_group()
 
 
 def unnamed_timeout(rank, world_size, folder):

@@ -179,6 +179,32 @@ def lossy_compiled(rank, world_size, folder, backends):
     dist.destroy_process_group()
 
 
+def exact_compiled(rank, world_size, folder, backends):
+    """Compiled models without an attachment, on a network that loses: gradients are the mean, and training is that of an
+    uncompiled model, to the bit."""
+    _init(rank, world_size, folder, impair="loss(0.1),seed(5)")
+    for backend in backends:
+        torch._dynamo.reset()
+        plain, wrapped = (DistributedDataParallel(_Net(False, 400), bucket_cap_mb=1) for _ in range(2))
+        compiled = torch.compile(wrapped, backend=backend)
+        for step in range(3):
+            factor = _factor(rank, step, 400)
+            for model, run in ((plain, plain), (wrapped, compiled)):
+                model.zero_grad()
+                run(factor).backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.sub_(parameter.grad, alpha=0.5)
+            mean = sum(_factor(peer, step, 400) for peer in range(world_size)) / world_size
+            for scale, name in enumerate(("first", "second", "third"), 1):
+                assert torch.equal(getattr(wrapped.module, name).grad, scale * mean), (backend, name)
+                assert torch.equal(getattr(wrapped.module, name), getattr(plain.module, name)), (
+                    backend,
+                    name,
+                )
+    dist.destroy_process_group()
+
+
 def python_reducer(rank, world_size, folder):
     """It calls hooks while it is compiled, with a parameter in place of a bucket: exact only."""
     _init(rank, world_size, folder)

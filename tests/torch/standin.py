@@ -119,6 +119,16 @@ class StandIn(Accelerator, Accelerators):
     def join(self, event: Event) -> None:
         self.current.wait_for(event)
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.log.append(f"{self.current.name}: keeps {tensor.layout}")
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the caller's stream sees of a tensor: read there, behind all that it waits for."""
+        seen: list[torch.Tensor] = []
+        self.current.put("read", lambda: seen.append(tensor.clone()))
+        wait(self.current.record())
+        return seen[0]
+
     @contextlib.contextmanager
     def under(self) -> Iterator[None]:
         before = self.current

@@ -1,5 +1,7 @@
 """The backend in real processes; the scenarios are in ``scenarios_*.py``."""
 
+from importlib import metadata
+
 import pytest
 
 from dblp.collectives.torch.backend import DblpProcessGroup
@@ -52,10 +54,23 @@ def test_bounded_training_on_a_lossy_network(ranks):
 
 
 @pytest.mark.parametrize(
-    "scenario", ["mismatch", "timeouts", "unnamed_timeout", "backward_error", "again", "absent"]
+    "scenario",
+    ["mismatch", "timeouts", "own_timeouts", "unnamed_timeout", "backward_error", "again", "absent"],
 )
 def test_failures(ranks, scenario):
     ranks(scenario, 2)
+
+
+@pytest.mark.skipif(
+    tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 8),
+    reason="torch 2.7 connects gloo groups when they are made",
+)
+def test_what_falls_through_to_gloo_is_said(ranks):
+    ranks("falls_through", 2)
+
+
+def test_torchs_debug_level_detail(ranks):
+    ranks("debug_detail", 2)
 
 
 def test_monitored_barrier_names_who_is_late(ranks):

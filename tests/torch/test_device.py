@@ -11,7 +11,16 @@ from dblp.collectives.torch.turns import Turns, departed
 @pytest.mark.processes
 @pytest.mark.sockets
 @pytest.mark.parametrize(
-    "scenario", ["device_order", "device_kinds", "device_segments", "device_futures", "device_fails"]
+    "scenario",
+    [
+        "device_order",
+        "device_kinds",
+        "device_coalesced",
+        "device_sparse",
+        "device_segments",
+        "device_futures",
+        "device_fails",
+    ],
 )
 def test_device_tensors(ranks, scenario):
     ranks(scenario, 2)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from tests.benchmarks.drill import LIMIT_S, Cell, Verdict, cells, judge, run_cell, table
+from tests.benchmarks.drill import LIMIT_S, Cell, Verdict, as_record, cells, judge, run_cell, table
 from tests.torch.scenarios_drill import CALLS, DDP_CALLS, FAULTS, GROUP_CALLS, RESULT, STORE_GONE
+from tests.torch_suite.records import FAILED, PASSED, last_line
 
 QUICK = [
     Cell("all_reduce", "unheard", wait=True),
@@ -101,3 +102,17 @@ def test_the_table_counts_what_is_wrong():
     text = table([Verdict(pair[0], True, 1.52, ""), Verdict(pair[1], False, 9.0, "rank 0 took 9.00 s")])
     assert "| barrier, blocking | 1.5 s | **wrong** |" in text
     assert "1 of 2 cells are as they should be." in text
+
+
+def test_cells_are_records_like_those_of_torchs_tests():
+    pair = [Cell("barrier", "killed", wait=True), Cell("destroy", "deaf", wait=False)]
+    records = [
+        as_record(Verdict(pair[0], True, 1.5, "")),
+        as_record(Verdict(pair[1], False, 9.0, "rank 0 took 9 s")),
+    ]
+    assert [(record.suite, record.test, record.ranks) for record in records] == [
+        ("drill", "barrier, async: killed", 3),
+        ("drill", "destroy: deaf", 3),
+    ]
+    assert [record.outcome for record in records] == [PASSED, FAILED]
+    assert records[1].reason == "rank 0 took 9 s" and last_line(records) == "1 passed, 1 failed"

@@ -18,9 +18,14 @@ def test_compiled(ranks):
     ranks("lossy_compiled", 2, timeout_s=200, backends=["aot_eager"])
 
 
+def test_compiled_without_an_attachment(ranks):
+    ranks("exact_compiled", 2, timeout_s=200, backends=["aot_eager"])
+
+
 @pytest.mark.slow
 def test_compiled_by_others(ranks):
     ranks("lossy_compiled", 2, timeout_s=200, backends=["eager"])
+    ranks("exact_compiled", 2, timeout_s=200, backends=["eager", "inductor"])
     ranks("python_reducer", 2, timeout_s=200)
 
 

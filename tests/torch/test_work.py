@@ -7,8 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dblp.collectives.torch.staging import Arrival
+from dblp.collectives.torch.tensors import Staged, restore_all
 from dblp.collectives.torch.work import DblpWork, JoinedWork, completer
 from dblp.errors import DeadlineError
+from tests.torch.standin import StandIn
 
 
 def work(outputs=(), restore=None, timeout_s=5.0):
@@ -97,7 +100,12 @@ def test_a_callback_may_wait_for_another_work():
 
 def test_restoring_happens_before_the_end_and_off_the_engine_thread():
     threads = []
-    item = work(restore=lambda: threads.append(threading.current_thread()))
+
+    def restore():
+        threads.append(threading.current_thread())
+        return []
+
+    item = work(restore=restore)
     item.finish(None, None)
     item.wait()
     assert len(threads) == 1 and threads[0] is not threading.current_thread()
@@ -124,12 +132,65 @@ def test_joined_works_end_with_the_last():
     assert JoinedWork("nothing", 5.0, []).wait()
 
 
+def copied_back(device, value):
+    """A work whose result is copied back to a device, and its tensor."""
+    tensor = torch.zeros(2)
+    source = torch.full((2,), value)
+    return work([tensor], lambda: [Arrival(device, device.copy_back(tensor, source))]), tensor
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("ends_last", [0, 1])
+def test_joined_works_wait_for_every_copy_back(devices, ends_last):
+    """Copies are queued as rounds end, not in the order of the works; and works may be on several devices."""
+    stand_ins = [StandIn(copy_s=0.1) for _ in range(devices)]
+    parts, tensors = zip(
+        *(copied_back(stand_ins[index % devices], index + 1.0) for index in range(2)), strict=True
+    )
+    joined = JoinedWork("coalesced", 5.0, parts)
+    for index in (1 - ends_last, ends_last):
+        parts[index].finish(None, None)
+        parts[index].get_future().wait()  # unlike wait(), leaves the stream alone
+    joined.wait()
+    for device, tensor, value in zip(2 * stand_ins, tensors, (1.0, 2.0), strict=False):
+        assert device.read(tensor).tolist() == [value] * 2
+
+
+def test_what_comes_back_on_several_devices_is_waited_for_on_each():
+    stand_ins = [StandIn(copy_s=0.1) for _ in range(2)]
+    tensors = [device.own(torch.zeros(2)) for device in stand_ins]
+    staged = [
+        Staged(tensor, tensor.numpy(), None, True, device, torch.full((2,), 3.0))
+        for device, tensor in zip(stand_ins, tensors, strict=True)
+    ]
+    item = work(tensors, lambda: restore_all(staged))
+    item.finish(None, None)
+    item.wait()
+    assert all(
+        device.read(tensor).tolist() == [3.0] * 2 for device, tensor in zip(stand_ins, tensors, strict=True)
+    )
+
+
 def test_joined_works_may_have_outputs_of_their_own():
     tensor, calls = torch.zeros(1), []
     part = work([torch.ones(1)])
-    joined = JoinedWork("folded", 5.0, [part], [tensor], lambda: calls.append(tensor.add_(5)))
+
+    def restore():
+        calls.append(tensor.add_(5))
+        return []
+
+    joined = JoinedWork("folded", 5.0, [part], [tensor], restore)
     part.finish(None, None)
     assert joined.get_future().wait() == [tensor] and tensor.item() == 5 and len(calls) == 1
+
+
+def test_joined_works_tell_the_limit_of_the_one_that_failed():
+    parts = [work(timeout_s=9.0), work(timeout_s=2.0)]
+    joined = JoinedWork("coalesced", 9.0, parts)
+    parts[0].finish(None, None)
+    parts[1].finish(None, DeadlineError("late"))
+    with pytest.raises(dist.DistBackendError, match="Timed out waiting 2000ms: late"):
+        joined.wait()
 
 
 def test_joined_works_fail_with_any():

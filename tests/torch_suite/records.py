@@ -1,10 +1,13 @@
-"""What became of a test, and whether that is what ``not_passing.toml`` says."""
+"""What became of a test, whether that is what ``not_passing.toml`` says, and how it is written down."""
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,9 @@ class Record:
     """One test at one number of ranks."""
 
     suite: str
-    """Key of ``run.SUITES``."""
+    """Key of ``run.SUITES``, or ``drill``."""
     test: str
-    """Class and method."""
+    """Class and method; of the drill the call and the fault."""
     ranks: int
     """Processes that it ran on."""
     outcome: str
@@ -100,3 +103,28 @@ def stale(records: Iterable[Record], listed: Listed) -> list[Record]:
         for suite, test in listed
         if suite in suites and (suite, test) not in met
     ]
+
+
+def describe(records: Iterable[Record]) -> str:
+    """The failures, each with its reason."""
+    return "\n".join(
+        f"--- {record.suite}, {record.ranks} ranks: {record.test}\n{record.reason.strip()}"
+        for record in records
+        if record.outcome == FAILED
+    )
+
+
+def last_line(records: Iterable[Record]) -> str:
+    """What a run prints last."""
+    counts = Counter(record.outcome for record in records)
+    return f"{counts[PASSED]} passed, {counts[FAILED]} failed"
+
+
+def write(path: Path, backend: str, records: Sequence[Record]) -> None:
+    """Write JSON: torch's version, the backend, and a record for each test."""
+    content = {
+        "torch": metadata.version("torch"),
+        "backend": backend,
+        "records": [asdict(record) for record in records],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")

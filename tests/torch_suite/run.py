@@ -1,7 +1,8 @@
-"""torch's own test suites on this backend: ``python -m tests.torch_suite.run --ranks 4 --ranks 8 --json FILE``.
+"""torch's own test suites on this backend, and the failure drill: ``python -m tests.torch_suite.run --json FILE``.
 
 Prints what failed and, last, ``N passed, N failed``. A test counts as failed too if it is skipped and not in
-``not_passing.toml``, or is there and passes. ``--backend gloo`` runs the same tests on gloo, without the list.
+``not_passing.toml``, or is there and passes. ``--backend gloo`` runs torch's tests on gloo, without the list; the drill
+(``tests.benchmarks.drill``), whose cells count as tests, is of dblp only.
 """
 
 # ruff: noqa: T201
@@ -20,9 +21,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from tests.torch_suite.records import FAILED, PASSED, SKIPPED, Record, judge, read_list, stale
+from tests.benchmarks.drill import JOBS, NAME, WORLD_SIZE, as_record, cells, run_all
+from tests.torch_suite.records import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Record,
+    describe,
+    judge,
+    last_line,
+    read_list,
+    stale,
+    write,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,35 +136,40 @@ def verdicts(records: Sequence[Record], *, whole: bool) -> list[Record]:
     return judged + (stale(records, listed) if whole else [])
 
 
-def describe(records: Sequence[Record]) -> str:
-    """The failures, each with its reason."""
-    return "\n".join(
-        f"--- {record.suite}, {record.ranks} ranks: {record.test}\n{record.reason.strip()}"
-        for record in records
-        if record.outcome == FAILED
-    )
+def run_drill(only: Sequence[str] = (), jobs: int = JOBS) -> list[Record]:
+    """Run the cells of the drill, or those with one of the words of ``only`` in their names."""
+    wanted = [cell for cell in cells() if not only or any(word in cell.name for word in only)]
+    return [as_record(verdict) for verdict in run_all(wanted, jobs)]
 
 
-def main() -> int:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; 1 if something failed."""
+    options = _options(arguments)
     judged: list[Record] = []
     for suite in options.suite or SUITES:
+        if suite == NAME:
+            continue
         for ranks in options.ranks or SUITES[suite].ranks:
             begin = time.monotonic()
             records = run_suite(suite, ranks, backend=options.backend, only=options.only, jobs=options.jobs)
             if options.backend == "dblp":
                 records = verdicts(records, whole=not options.only)
             judged += records
-            print(
-                f"\n{suite}, {ranks} ranks, {time.monotonic() - begin:.0f} s: {_counts(records)}", flush=True
-            )
+            _tell(suite, ranks, begin, records)
+    if options.backend == "dblp" and NAME in (options.suite or [NAME]):
+        begin = time.monotonic()
+        judged += (records := run_drill(options.only, max(JOBS, options.jobs)))
+        _tell(NAME, WORLD_SIZE, begin, records)
     if options.json is not None:
-        _write(options.json, options.backend, judged)
+        write(options.json, options.backend, judged)
     if text := describe(judged):
         print(text)
-    counts = Counter(record.outcome for record in judged)
-    print(f"{counts[PASSED]} passed, {counts[FAILED]} failed")
-    return 1 if counts[FAILED] else 0
+    print(last_line(judged))
+    return 1 if any(record.outcome == FAILED for record in judged) else 0
+
+
+def _tell(suite: str, ranks: int, begin: float, records: Sequence[Record]) -> None:
+    print(f"\n{suite}, {ranks} ranks, {time.monotonic() - begin:.0f} s: {_counts(records)}", flush=True)
 
 
 def _counts(records: Sequence[Record]) -> str:
@@ -163,25 +179,19 @@ def _counts(records: Sequence[Record]) -> str:
     )
 
 
-def _write(path: Path, backend: str, records: Sequence[Record]) -> None:
-    fields = ("suite", "test", "ranks", "outcome", "reason", "seconds")
-    content = {
-        "torch": torch.__version__,
-        "backend": backend,
-        "records": [{name: getattr(record, name) for name in fields} for record in records],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="torch's own test suites on this backend")
-    parser.add_argument("--suite", action="append", choices=SUITES, help="default: all")
-    parser.add_argument("--ranks", action="append", type=int, help="default: those of the suite")
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="torch's own test suites on this backend, and the failure drill"
+    )
+    parser.add_argument("--suite", action="append", choices=[*SUITES, NAME], help="default: all")
+    parser.add_argument(
+        "--ranks", action="append", type=int, help="of torch's suites; default: those of each"
+    )
     parser.add_argument("--backend", default="dblp", choices=["dblp", "gloo"])
     parser.add_argument("--only", action="append", default=[], help="tests with this in their names")
     parser.add_argument("--jobs", type=int, default=1, help="tests at a time")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
