@@ -10,6 +10,7 @@ of rounds.
 # No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
 
 import asyncio
+import functools
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +37,7 @@ from dblp.collectives.torch.compression import (
     method_of,
 )
 from dblp.collectives.torch.staging import take_departures
-from dblp.collectives.torch.tensors import stage
+from dblp.collectives.torch.tensors import restore_all, stage
 from dblp.collectives.torch.turns import Turns
 from dblp.collectives.torch.work import DblpWork
 from dblp.errors import ConfigError, DeadlineError, UnsupportedError
@@ -199,7 +200,7 @@ class BorrowedCompression(CompressedModel):
             "compressed all_reduce of a gradient",
             self._timeout_s,
             [tensor],
-            item.restore if item.copied else None,
+            functools.partial(restore_all, [item]) if item.copied else None,
         )
 
         def reduce() -> Awaitable[Report]:
