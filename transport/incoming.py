@@ -124,15 +124,14 @@ class Incoming:
     def _place_runs(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> None:
         sink: Any = self.sink
         typed = np.ascontiguousarray(rows).view(sink.dtype)
-        starts = np.flatnonzero(chunks[1:] - chunks[:-1] != 1) + 1
-        edges = [0, *starts.tolist(), len(chunks)]
-        scatter = getattr(sink, "scatter", None) if len(edges) - 1 > MANY_RUNS else None
+        borders = _borders(chunks)
+        scatter = getattr(sink, "scatter", None) if len(borders) - 1 > MANY_RUNS else None
         if scatter is not None:
             scatter(chunks, typed)
             if self.on_scattered is not None:
                 self.on_scattered(chunks)
                 return
-        for start, stop in itertools.pairwise(edges):
+        for start, stop in itertools.pairwise(borders):
             if scatter is None:
                 sink.place(int(chunks[start]), typed[start:stop])
             if self.on_chunks is not None:
@@ -181,21 +180,16 @@ class Incoming:
         if self.on_scattered is not None:
             self.on_scattered(flat)
         elif self.on_chunks is not None:
-            starts = [0, *(np.flatnonzero(flat[1:] - flat[:-1] != 1) + 1).tolist(), len(flat)]
-            for start, stop in itertools.pairwise(starts):
+            for start, stop in itertools.pairwise(_borders(flat)):
                 self.on_chunks(int(flat[start]), stop - start)
         return True
 
     def _few_runs(self, chunks: npt.NDArray[np.uint32], rows: npt.NDArray[Any], cls: int) -> bool:
         """Place a burst of new chunks run by run, if it has only a few: rows that lie together are placed faster."""
-        span = int(chunks[-1]) - int(chunks[0]) + 1
-        if span == len(chunks):
-            self.accept_run(int(chunks[0]), rows, cls)
-            return True
-        starts = np.flatnonzero(chunks[1:] - chunks[:-1] != 1) + 1
-        if len(starts) >= MANY_RUNS:
+        borders = _borders(chunks)
+        if len(borders) - 1 > MANY_RUNS:
             return False
-        for low, high in itertools.pairwise((0, *starts.tolist(), len(chunks))):
+        for low, high in itertools.pairwise(borders):
             self.accept_run(int(chunks[low]), rows[low:high], cls)
         return True
 
@@ -240,3 +234,8 @@ class Incoming:
             else np.empty(0, np.uint32)
         )
         return Received(missing=missing, energy_total=self.opened.energy if self.opened else 0.0)
+
+
+def _borders(chunks: npt.NDArray[np.uint32]) -> list[int]:
+    """Where the runs of ascending chunks begin, and where the last one ends."""
+    return [0, *(np.flatnonzero(chunks[1:] - chunks[:-1] != 1) + 1).tolist(), len(chunks)]

@@ -125,8 +125,8 @@ class PeerReceiver:
     # --- data
 
     def on_train(self, slab: Slab, done: int, header: tuple[int, ...], now: float) -> int:
-        """Super-packets of a stack from ``done`` on, of which the first starts with ``header``. As many of them as are
-        consecutive intact bursts of a message that is awaited are placed at once; returns how many."""
+        """Super-packets of a stack from ``done`` on, of which the first starts with ``header``. As many of them as are whole
+        consecutive bursts of a message that is awaited, with gaps between chunks or not, are placed at once; returns how many."""
         count, payload = slab.count, slab.size - HEADER_BYTES
         message_id, seq, first = header[8], header[10], header[13]
         message = self.messages.get(message_id)

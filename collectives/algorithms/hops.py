@@ -145,11 +145,7 @@ class Outlet(Node):
             if self._awaited:
                 return
             low, high = self.span.low, self.span.high
-        if self._segments is not None:
-            for first, count in self._segments.ready(low - self.span.low, high - self.span.low):
-                self._sending.offer(first, count)
-        else:
-            self._sending.offer(low - self.span.low, high - low)
+        self._offer(low - self.span.low, high - self.span.low)
         if self._offered is not None:
             self._offered[low - self.span.low : high - self.span.low] = True
             if self._final:
@@ -162,17 +158,23 @@ class Outlet(Node):
             self.ready(int(chunks[-1]), int(chunks[-1]) + 1)
             return
         which = chunks - np.uint32(self.span.low)
-        if self._segments is not None:
-            for first, count in runs(which):
-                for start, length in self._segments.ready(first, first + count):
-                    self._sending.offer(start, length)
-        else:
+        if self._segments is None:
             self._sending.offer_scattered(which)
+        else:
+            for first, count in runs(which):
+                self._offer(first, first + count)
         if self._offered is not None:
             self._offered[which] = True
             if self._final:
                 for first, count in runs(chunks):
                     self._settle(first, first + count)
+
+    def _offer(self, low: int, high: int) -> None:
+        """These chunks of the message, or what of it they complete, may leave."""
+        assert self._sending is not None
+        spans = [(low, high - low)] if self._segments is None else self._segments.ready(low, high)
+        for first, count in spans:
+            self._sending.offer(first, count)
 
     def _on_final(self, done: asyncio.Future[Sent]) -> None:
         if done.cancelled() or done.exception() is not None:
