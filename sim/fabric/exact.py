@@ -1,9 +1,9 @@
 """The exact engine: the unmodified endpoint and collectives over the same description, in virtual time.
 
 Theory of operation. ``dblp.sim.port.Network`` carries bursts from host to host; here each burst goes from switch port to
-switch port (``dblp.sim.queues.SwitchQueue``, one a link) on the path that its source port names, as source routing does.
-Sizes are bytes of UDP payload: give the packet engine a ``packet`` of a datagram and a ``header`` of dblp's own to compare.
-Some 64 hosts are as many as is sensible.
+switch port (``dblp.sim.queues.SwitchQueue``, one a link) on the path that its source port names, as source routing does;
+with ``ecmp``, on the one that switches make of both ends' addresses and ports. Sizes are bytes of UDP payload: give the
+packet engine a ``packet`` of a datagram and a ``header`` of dblp's own to compare. Some 64 hosts are as many as is sensible.
 
 What it does not have, ``check_exact`` refuses: shared buffers, trimming, adaptive routing, planes, transports other than
 ``dblp``, ``mlt`` and ``dctcp``, settings that the endpoint chooses itself, workloads other than an all-reduce by an algorithm
@@ -14,6 +14,7 @@ that is on and off. It notes no flows and no backlogs over time, only the larges
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -29,6 +30,7 @@ from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.packet import FLOW_FIELDS
 from dblp.sim.fabric.scenario import ON_OFF, BackgroundSpec, Scenario
 from dblp.sim.fabric.spec import CLASSES, FailureSpec, RoutingSpec, SwitchSpec, check
+from dblp.sim.fabric.splitting import HashedPaths
 from dblp.sim.fabric.steps import Rounds
 from dblp.sim.fabric.topology import Fabric, make_fabric
 from dblp.sim.fabric.transports import transport
@@ -74,6 +76,7 @@ class FabricNetwork(Network):
             interrupt_s=self._portion_s * (PORTION_PACKETS - 1) / PORTION_PACKETS,
         )
         self.fabric = fabric
+        self.hashed = HashedPaths(fabric, seed) if scenario.routing.policy == "ecmp" else None
         self.rate_bps = float(scenario.topology.host_link.rate)
         self.link_bytes = np.zeros(len(fabric.sources), np.int64)
         self.loss = np.zeros(len(fabric.sources))
@@ -91,13 +94,18 @@ class FabricNetwork(Network):
         for link in np.flatnonzero(self.fabric.targets < self.fabric.hosts).tolist():
             self.queues[link].set_rate(rate_bps)
 
-    def path_of(self, source: Address) -> int:
-        """A datagram's source port names its path."""
-        return (source.port - FIRST_PORT) % self.fabric.paths
+    def path_of(self, source: Address, target: Address) -> int:
+        """A datagram's source port names its path, or switches hash it."""
+        shift = source.port - FIRST_PORT
+        if self.hashed is None:
+            return shift % self.fabric.paths
+        return self.hashed.of(_host(source), _host(target), shift + target.port - FIRST_PORT)
 
     def _end_of_link(self, arrival: Arrival, target: Address) -> None:
         """The first switch; the host's own link is behind it."""
-        first = self.fabric.next_link(_host(arrival.source), _host(target), self.path_of(arrival.source))
+        first = self.fabric.next_link(
+            _host(arrival.source), _host(target), self.path_of(arrival.source, target)
+        )
         self._leave_link(first, arrival, target)
 
     def _leave_link(self, link: int, arrival: Arrival, target: Address) -> None:
@@ -111,7 +119,7 @@ class FabricNetwork(Network):
             arrival.at = self.loop.time()  # not when it left the port: round trips are measured by it
             self._arrive(arrival, target)
             return
-        onward = self.fabric.next_link(node, _host(target), self.path_of(arrival.source))
+        onward = self.fabric.next_link(node, _host(target), self.path_of(arrival.source, target))
         self._queue(self.queues[onward], arrival, target, self._beyond[onward])
 
     def _forward(self, link: int) -> Callable[[Arrival, Address], None]:
@@ -188,9 +196,10 @@ def check_exact(scenario: Scenario) -> None:
     ]
     for name in ("detect", "freeze"):
         told = getattr(scenario.routing, name)
+        switches = name == "detect" and scenario.routing.policy == "ecmp"
         rows.append(
             (
-                told == getattr(RoutingSpec(), name),
+                switches or told == getattr(RoutingSpec(), name),
                 f"routing.{name}",
                 told,
                 "the endpoint's own times: leave it out",
@@ -294,7 +303,7 @@ async def _main(
     ):
         await asyncio.sleep(SETTLED_S)
         for failure, links in zip(scenario.failures, failed_links(scenario, fabric), strict=True):
-            _schedule_failure(network, failure, links)
+            _schedule_failure(network, failure, links, scenario.routing.detect)
         times, rates = await _rounds(scenario, network, rounds)
     now = loop.time()
     await asyncio.gather(*(endpoint.close(linger_s=1.0) for endpoint in endpoints))
@@ -316,18 +325,28 @@ async def _rounds(
     return times, rates
 
 
-def _schedule_failure(network: FabricNetwork, failure: FailureSpec, links: list[int]) -> None:
-    """Its times count from now, the start of the first round."""
+def _schedule_failure(
+    network: FabricNetwork, failure: FailureSpec, links: list[int], detect_s: float
+) -> None:
+    """Its times count from now, the start of the first round. Switches that hash learn of a cut later."""
+
+    def at(delay_s: float, then: Callable[[], None]) -> None:
+        if delay_s > 0:
+            network.loop.call_later(delay_s, then)
+        else:
+            then()
 
     def set_loss(share: float) -> None:
         network.loss[links] = share
 
-    if failure.at > 0:
-        network.loop.call_later(failure.at, set_loss, failure.loss)
-    else:
-        set_loss(failure.loss)
+    at(failure.at, functools.partial(set_loss, failure.loss))
     if failure.until:
-        network.loop.call_later(failure.until, set_loss, 0.0)
+        at(failure.until, functools.partial(set_loss, 0.0))
+    if network.hashed is not None and failure.down:
+        known_at = failure.at + detect_s if failure.at else 0.0
+        at(known_at, functools.partial(network.hashed.mark, links, dead=True))
+        if failure.until:
+            at(failure.until + detect_s, functools.partial(network.hashed.mark, links, dead=False))
 
 
 async def _connect(scenario: Scenario, network: FabricNetwork, seed: int) -> list[Endpoint]:

@@ -16,7 +16,7 @@ from dblp.sim.fabric.kernel import state as k
 from dblp.sim.fabric.outcome import Outcome
 from dblp.sim.fabric.scenario import ON_OFF, Scenario
 from dblp.sim.fabric.spec import CLASSES, check
-from dblp.sim.fabric.splitting import fixed_loads, hashed_paths, split, sprayed_loads
+from dblp.sim.fabric.splitting import fixed_loads, hashed_paths, pair_hashes, split, sprayed_loads
 from dblp.sim.fabric.topology import Fabric, make_fabric
 from dblp.sim.fabric.transports import TransportSpec, transport
 from dblp.sim.fabric.workloads import make_tasks
@@ -107,9 +107,7 @@ def make_plan(scenario: Scenario, seed: int) -> Plan:
     else:
         paths = hashed_paths(tasks, fabric, rng)
         if scenario.transport.portions:  # from one port to one port, whatever the message
-            paths = rng.integers(fabric.paths, size=fabric.hosts**2)[
-                tasks.source * fabric.hosts + tasks.target
-            ]
+            paths = pair_hashes(fabric, seed)[tasks.source, tasks.target]
     return Plan(scenario=scenario, fabric=fabric, seed=seed, tasks=tasks, paths=paths, ideal_loads=ideal)
 
 

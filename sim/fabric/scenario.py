@@ -65,7 +65,8 @@ class WorkloadSpec:
     latency: Seconds = Seconds(0.0)
     """Its median."""
     compression: str = ""
-    """all_reduce, exact engine: a method with its arguments (docs/compression.md), such as ``topk(0.1)``; empty: none."""
+    """all_reduce, exact engine: a method with its arguments (docs/compression.md), such as ``topk(0.1)``, which
+    also says how its rounds exchange: ``algorithm`` is not asked; empty: none."""
     compute: Seconds = Seconds(0.0)
     """all_reduce, exact engine: what each rank computes before a round; rounds are timed with it."""
 
@@ -198,6 +199,9 @@ class Scenario:
         check(few, "bursts.senders", self.bursts.senders, f"the fabric has {hosts} hosts")
         check(self.jitter >= 0, "jitter", self.jitter, "must not be negative")
         check(self.until > 0, "until", self.until, "a time above 0 is needed")
+        for number, change in enumerate(self.rates):
+            late = f"there are {load.rounds} rounds, from 0"
+            check(change.round < load.rounds, f"rates[{number}].round", change.round, late)
         self._check_switch()
 
     def _check_switch(self) -> None:

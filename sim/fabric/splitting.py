@@ -25,6 +25,36 @@ def hashed_paths(tasks: Tasks, fabric: Fabric, rng: np.random.Generator) -> Ints
     return rng.integers(fabric.paths, size=len(tasks.source))
 
 
+def pair_hashes(fabric: Fabric, seed: int) -> Ints:
+    """What switches make of the addresses of two hosts: a path, for the flow of their first ports (H, H)."""
+    return np.random.default_rng([seed, 2]).integers(fabric.paths, size=(fabric.hosts, fabric.hosts))
+
+
+class HashedPaths:
+    """ECMP as switches have it: a path for each pair of ports, whatever is sent; what was on one that routing knows to be
+    down is hashed over those that are left, and comes back when it is up again."""
+
+    def __init__(self, fabric: Fabric, seed: int) -> None:
+        self._fabric = fabric
+        self._hashes = pair_hashes(fabric, seed)
+        self._dead = np.zeros(len(fabric.sources), np.bool_)
+        self._found: dict[tuple[int, int, int], int] = {}
+
+    def mark(self, links: list[int], *, dead: bool) -> None:
+        """Routing learns that links are down, or up again."""
+        self._dead[links] = dead
+        self._found.clear()
+
+    def of(self, source: int, target: int, ports: int = 0) -> int:
+        """The path between two hosts. ``ports``: tells their flows apart; 0 for the first of both."""
+        key = (source, target, ports)
+        if key not in self._found:
+            path = (int(self._hashes[source, target]) + ports) % self._fabric.paths
+            good = usable_paths(self._fabric, self._dead, source, target)
+            self._found[key] = path if path in good else good[path % len(good)]
+        return self._found[key]
+
+
 def usable_paths(fabric: Fabric, dead: npt.NDArray[np.bool_], source: int, target: int) -> list[int]:
     """The paths between two hosts that avoid dead links; all of them if none does."""
     if not dead.any():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dblp.errors import ConfigError
 from dblp.sim.fabric.exact import run_exact
 from dblp.sim.fabric.load import scenario
-from dblp.sim.fabric.packet import run_packet
+from dblp.sim.fabric.packet import make_plan, run_packet
+from dblp.sim.fabric.spec import FailureSpec
+from dblp.sim.fabric.splitting import HashedPaths, fixed_loads
+from dblp.sim.fabric.topology import make_fabric
 from dblp.sim.port import Network
 from tests.fabric.scenarios import leaf_spine
 
@@ -116,10 +121,68 @@ def test_bursts_take_the_fabrics_paths(policy):
     up = [loads["leaf0>spine0"], loads["leaf0>spine1"]]
     crossing = 2 * 2 * 2**18  # two hosts, two legs: half of the gradient goes to the other leaf in each
     assert sum(up) > crossing
-    if policy == "ecmp":
-        assert min(up) < 0.1 * max(up)  # one port a host, the same for both: all on one path
-    else:
+    if policy != "ecmp":
         assert max(up) < 1.2 * min(up)
+
+
+FABRIC = {
+    "kind": "leaf_spine", "leaves": 3, "spines": 4, "hosts_per_leaf": 2,
+    "host_link": {"rate": "1gbit", "delay": "10us"}, "fabric_link": {"rate": "1gbit", "delay": "10us"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_switches_hash_pairs_of_hosts_to_the_same_paths_in_both_engines(seed):
+    """By ECMP what one host sends another keeps to one path, others have others, and the other engine's plan has the same."""
+    wanted = small(FABRIC, size="192K", **ENDPOINT)
+    plan = make_plan(wanted, seed)
+    fabric, tasks = plan.fabric, plan.tasks
+    hashes = HashedPaths(fabric, seed)
+    pairs = zip(tasks.source.tolist(), tasks.target.tolist(), strict=True)
+    assert plan.paths.tolist() == [hashes.of(*pair) for pair in pairs]
+    outcome = run_exact(small(FABRIC, size="192K"), seed)
+    assert outcome.ended == "done"
+    inner = fabric.fabric_links()
+    loads = fixed_loads(tasks, fabric, plan.paths)[inner]  # payload, and no answers
+    assert np.all(outcome.link_bytes[inner][loads > 0] >= loads[loads > 0])
+    assert np.corrcoef(loads, outcome.link_bytes[inner])[0, 1] > 0.9
+    assert len(np.unique(plan.paths)) == fabric.paths
+
+
+def test_what_was_hashed_to_a_dead_path_spreads_over_those_that_are_left_and_comes_back():
+    fabric = make_fabric(small(FABRIC).topology)
+    hashes = HashedPaths(fabric, 0)
+    pairs = [(source, target) for source in (0, 1) for target in range(2, 6)]
+    before = [hashes.of(*pair) for pair in pairs]
+    hashes.mark(fabric.links_of("leaf0-spine2", one_way=False), dead=True)
+    during = [hashes.of(*pair) for pair in pairs]
+    moved = [new for old, new in zip(before, during, strict=True) if old == 2]
+    assert moved
+    assert 2 not in during
+    assert [new for old, new in zip(before, during, strict=True) if old != 2] == [
+        old for old in before if old != 2
+    ]
+    hashes.mark(fabric.links_of("leaf0-spine2", one_way=False), dead=False)
+    assert [hashes.of(*pair) for pair in pairs] == before
+
+
+def test_ports_tell_flows_apart():
+    hashes = HashedPaths(make_fabric(small(FABRIC).topology), 0)
+    assert {hashes.of(0, 5, port) for port in range(4)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("at", [0.0, 1e-3])
+def test_switches_lead_around_a_cut_link_once_they_know(at):
+    """Every spine but one is cut off from the first leaf for good: what was hashed to them is lost until then, and repaired."""
+    cuts = tuple(FailureSpec(link=f"leaf0-spine{spine}", at=at) for spine in range(3))
+    outcome = run_exact(replace(small(FABRIC, size="512K"), failures=cuts))
+    assert outcome.ended == "done"
+    loads = dict(zip(outcome.link_names, outcome.link_bytes.tolist(), strict=True))
+    assert (
+        loads["leaf0>spine3"] > 2 * 2 * 2**19 / 6
+    )  # two hosts send four of six shards away, in each of two legs
+    if at == 0.0:
+        assert sum(loads[f"leaf0>spine{spine}"] for spine in range(3)) < 50_000  # of the handshake
 
 
 def test_one_seed_is_one_run():
@@ -131,10 +194,6 @@ def test_one_seed_is_one_run():
 
 def test_a_grey_link_is_repaired():
     table = small(STAR, size="256K")
-    from dataclasses import replace
-
-    from dblp.sim.fabric.spec import FailureSpec
-
     grey = replace(table, failures=(FailureSpec(link="h1-switch", loss=0.05),))
     outcome = run_exact(grey)
     assert outcome.ended == "done"
@@ -146,10 +205,6 @@ def test_times_of_failures_count_from_the_first_round_in_both_engines(at):
     """A link that is cut for good after the handshake, which takes 10 ms and more: what is over before it is done."""
     cut = {"link": "h1-switch", "at": at, "until": at + 40e-3}
     table = small(STAR, size="128K")  # 1.5 ms on an idle network
-    from dataclasses import replace
-
-    from dblp.sim.fabric.spec import FailureSpec
-
     for run in (run_exact, run_packet):
         outcome = run(replace(table, failures=(FailureSpec(**cut),)))
         assert outcome.ended == "done"
@@ -208,7 +263,7 @@ def test_servers_and_groups_are_those_of_the_workload(load):
         (leaf_spine(switch={"droppable": [{"drop": "8K"}]}), "switch.droppable"),
         (leaf_spine(jitter=1e-6), "jitter=1e-06"),
         (leaf_spine(until=1.0), "until=1.0"),
-        (leaf_spine(routing__detect="1ms"), "routing.detect=0.001"),
+        (leaf_spine("dblp", "spray", routing__detect="1ms"), "routing.detect=0.001"),
         (leaf_spine(failures=[{"link": "hosts", "loss": 0.1, "data_only": True}]), "failures[0].data_only=True"),
         (leaf_spine(failures=[{"link": "h0-h1"}]), "failures[0].link='h0-h1'"),
         (leaf_spine(topology__hosts_per_leaf=32), "topology='128 hosts': the exact engine has 64 at most"),
@@ -253,6 +308,22 @@ def test_rates_change_before_their_round():
     assert outcome.times_s[2:].min() > 192 * 1024 * 8 / 2e8
 
 
+def test_a_rate_for_a_round_that_is_not_run_is_refused():
+    with pytest.raises(ConfigError, match=r"rates\[0\].round=4: there are 4 rounds, from 0"):
+        compressing("none", 4, rates=[{"round": 4, "rate": "200mbit"}])
+
+
+def test_what_a_grey_link_loses_is_repaired_in_passes():
+    """``mlt`` without a bound: what a bitmap lacks goes again after each pass, until all is there."""
+    grey = (FailureSpec(link="h1-switch", loss=0.05),)
+    plain = small(STAR, size="256K", model="mlt", recovery="passes", loss_bound=0.0)
+    outcome = run_exact(replace(plain, failures=grey))
+    assert outcome.ended == "done"
+    assert outcome.counts["dropped"][0] > 0
+    assert outcome.missing_share == 0.0
+    assert outcome.times_s[0] > run_exact(plain).times_s[0]
+
+
 def test_netsense_follows_the_rate_within_five_rounds():
     """Down and up by five; it has settled before."""
     from dblp.sim.fabric.reaction import reactions
@@ -278,7 +349,7 @@ def test_background_is_others_traffic_and_delays():
     [
         ({"workload": {"compression": "topk(0.1)"}}, "workload.compression"),
         ({"workload": {"compute": "1ms"}}, "workload.compute"),
-        ({"rates": [{"round": 1, "rate": "1gbit"}]}, "rates"),
+        ({"rates": [{"round": 0, "rate": "1gbit"}]}, "rates"),
         ({"background": {"load": 0.1, "sizes": "onoff"}}, "background.sizes"),
     ],
 )
