@@ -19,6 +19,7 @@ from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
+from dblp.transport.drop import Drop
 from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
@@ -36,7 +37,7 @@ from dblp.transport.message import (
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, Drop, PeerReceiver
+from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, PeerReceiver
 from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
 from dblp.transport.standing import Standing, decode_state, encode_state

@@ -9,7 +9,6 @@ held early.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from dblp.transport import wire
 from dblp.transport.backlog import Backlog
 from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.drop import Drop
 from dblp.transport.expectation import Expectation
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import EXACT_CLASS, round_of
@@ -62,25 +62,6 @@ EARLY_CHUNK_BYTES = 64
 """Memory that a chunk which is held early is charged with beside its bytes, for its index and its row."""
 MAX_MESSAGES = 4096
 """Unposted messages held for a peer: OPENs cost little, but no peer may make us hold any number."""
-
-
-class Drop(enum.Enum):
-    """Why a datagram changed nothing."""
-
-    SHORT = "shorter than a header"
-    VERSION = "another protocol version"
-    SESSION = "another session"
-    RANK = "no such rank, or our own"
-    TYPE = "unknown type"
-    NOT_CONNECTED = "handshake not finished"
-    LENGTH = "length contradicts the header"
-    CHUNK = "chunk index out of range"
-    PAYLOAD = "control payload not decodable"
-    DUPLICATE = "chunk was here before"
-    LATE = "message is over"
-    EARLY_FULL = "receive not posted and the early pool is full"
-    COOKIE = "wrong handshake cookie"
-    HANDSHAKE = "handshake datagram that fits no attempt of ours"
 
 
 class PeerReceiver:

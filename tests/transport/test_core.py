@@ -10,9 +10,10 @@ import pytest
 from dblp.errors import ClosedError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
 from dblp.transport.config import TransportConfig
+from dblp.transport.drop import Drop
 from dblp.transport.message import message_id
 from dblp.transport.policy import Stop
-from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_TOMBSTONES, Drop
+from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_TOMBSTONES
 from dblp.transport.rounds import ANY_ORDER_BIT
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, LATENCY_S, Cores, numbers, spec_of

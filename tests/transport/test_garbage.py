@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.drop import Drop
 from dblp.transport.message import MessageSpec
-from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_MESSAGES, Drop
+from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_MESSAGES
 from dblp.transport.wire import Type
 from tests.transport.cores import SESSION, Cores, address, numbers, slab_of, split
 

@@ -13,9 +13,9 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.burst import burst_chunks
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.drop import Drop
 from dblp.transport.message import class_counts, most_critical
 from dblp.transport.port import Slab
-from dblp.transport.receiver import Drop
 from dblp.transport.wire import Type
 from tests.transport.cores import (
     CHUNK,
