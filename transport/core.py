@@ -20,6 +20,7 @@ from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
 from dblp.transport.drop import Drop
+from dblp.transport.feedback import FEEDBACK_EVERY_BYTES
 from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
@@ -37,7 +38,7 @@ from dblp.transport.message import (
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, PeerReceiver
+from dblp.transport.receiver import PeerReceiver
 from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
 from dblp.transport.standing import Standing, decode_state, encode_state
@@ -653,7 +654,9 @@ class Core:
         first round, all will."""
         since = now - ACTIVE_S
         active = sum(
-            1 for receiver in self.receivers.values() if receiver.messages or receiver.data_at > since
+            1
+            for receiver in self.receivers.values()
+            if receiver.messages or receiver.feedback.data_at > since
         )
         return max(self._credit_bytes // (active or max(1, self.world_size - 1)), 4096)
 
@@ -665,7 +668,7 @@ class Core:
                     grants, window = self._grants(receiver), self._window_bytes(now)
                     self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
                     asked = path.asked
-                    told, copies = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
+                    told, copies = receiver.feedback.take(path, window, grants, self.max_chunk_bytes, now)
                     for again, payloads in ((False, told), (True, copies)):
                         for way in sender.feedback_ways(index, asked=asked, again=again) if payloads else ():
                             for payload in payloads:

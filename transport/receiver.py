@@ -21,38 +21,21 @@ from dblp.transport.backlog import Backlog
 from dblp.transport.config import HEADER_BYTES, TransportConfig
 from dblp.transport.drop import Drop
 from dblp.transport.expectation import Expectation
+from dblp.transport.feedback import OwedFeedback
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import EXACT_CLASS, round_of
 from dblp.transport.policy import Stop
 from dblp.transport.port import Slab
 from dblp.transport.receive_path import ReceivePath
 
-FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
-"""Unacknowledged bytes after which feedback is due at once, where credit allows more than three times that; a sender whose
-window is smaller asks for it (``wire.ASK``)."""
-FEEDBACK_DELAY_S = 4e-3
-"""Longest that feedback waits otherwise: half of the least retransmission timeout."""
 TRAIN_SUPERS = 32
 """Most super-packets that are checked and placed together."""
 MAX_EXPECTATIONS = 4
 """Messages of a peer whose trains may alternate without their headers being laid out anew: two legs, with and without ASK."""
 UNENDED_S = 1.0
 """Silence without END after which a message whose bound is met ends: a sender that waits for credit is silent too."""
-TOLD_AGAIN = 8
-"""Bursts of a class without news that feedback on a less urgent class tells of again."""
 KEEPS_ORDER_BURSTS = 256
 """Bursts in a row without one behind a later one after which a path is taken to keep its order."""
-TOLD_AGAIN_S = 1.0
-"""Behind a loss reports have their whole window for so long: those that told of it before may have been lost with it."""
-LOSSY_S = 50e-3
-"""A path is lossy for this long after a gap: answers go out twice."""
-ASK_WAIT_S = 1e-3
-"""Longest that the answer to ASK waits for the last datagram of its burst: what arrives one by one is answered once."""
-ANSWER_GAP_S = 1e-3
-"""A question this soon after an answer, with nothing between, is a copy of the one that was answered, and less than the least
-distance of a sender's own repetitions: what its copies acknowledge is told once, in the end."""
-MAX_ANSWERS = 8
-"""Most copies of a feedback that answers a repeated question (see ``send_path.PROBE_COPIES``)."""
 MAX_TOMBSTONES = 8192
 """Ended messages of a peer whose FINAL can be repeated at once when something late comes. FINAL is repeated until it is
 acknowledged in any case, so the oldest may go: groups without watermarks (point to point) would keep all of them."""
@@ -80,21 +63,18 @@ class PeerReceiver:
         """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late."""
         self.config = config
         self.paths = [ReceivePath(index) for index in range(paths)]
+        self.feedback = OwedFeedback(self.paths, backlog)
         self.messages: dict[int, Incoming] = {}
         self.tombstones: dict[int, list[wire.Final]] = {}
         self.completed: list[Incoming] = []
         self.late: set[int] = set()
         self.early_bytes = 0
         self.heard_at = 0.0
-        self.data_at = -1.0  # when a chunk last came
         self.chunks_received = 0
         self.chunks_duplicate = 0
         self._drops = drops
         self._round_over = round_over
         self._on_duplicates = on_duplicates
-        self._backlog = backlog
-        self._owd_min = float("inf")
-        self._owd_high = 0.0
         self._watermarks: dict[int, int] = {}
         self._expectations: dict[tuple[tuple[int, ...], int], Expectation] = {}
         self._expected = np.zeros((wire.BURST_DATAGRAMS, 6), np.uint64)
@@ -145,7 +125,7 @@ class PeerReceiver:
                 slab.arena.data, offset + (bursts - 1) * spacing
             )  # it was stamped last
         nbytes = bursts * count * slab.size
-        self._mark_bursts(slab, done + bursts - 1, header, seq, bursts, (1 << count) - 1, nbytes)
+        self.feedback.mark(slab, done + bursts - 1, header, seq, bursts, (1 << count) - 1, nbytes)
         if header[2] & wire.LAST:
             self._on_last(message_id, header, now)
         return bursts
@@ -257,7 +237,7 @@ class PeerReceiver:
             rows = slab.rows(start, count, HEADER_BYTES, payload, _U8)
             accepted = self._accept(message_id, chunks, rows, header[2] & wire.CLASS_MASK, now)
         if accepted:
-            self._mark_bursts(slab, start, header, seq, 1, mask, count * size)
+            self.feedback.mark(slab, start, header, seq, 1, mask, count * size)
             if header[2] & _FLAGS:
                 self._on_flags(message_id, header, mask, now)
 
@@ -281,7 +261,7 @@ class PeerReceiver:
         payload = slab.size - HEADER_BYTES
         payloads = slab.rows(start, count, HEADER_BYTES, payload, _U8)
         if self._accept(header[8], chunks, payloads, header[2] & wire.CLASS_MASK, now):
-            self._mark_bursts(slab, start, header, header[10], 1, mask, count * slab.size)
+            self.feedback.mark(slab, start, header, header[10], 1, mask, count * slab.size)
             if header[2] & _FLAGS:
                 self._on_flags(header[8], header, mask, now)
         return count
@@ -298,7 +278,7 @@ class PeerReceiver:
     def _on_last(self, message_id: int, header: tuple[int, ...], now: float) -> None:
         """First transmissions are out: as END."""
         if self._on_end(message_id, now):
-            self._on_question(self.paths[header[3]], now)
+            self.feedback.on_question(header[3], now)
 
     def _accept(
         self,
@@ -407,55 +387,6 @@ class PeerReceiver:
         self.early_bytes += cost
         return True
 
-    def _mark_bursts(
-        self,
-        slab: Slab,
-        start: int,
-        header: tuple[int, ...],
-        seq: int,
-        bursts: int,
-        mask: int,
-        nbytes: int,
-    ) -> None:
-        """Note the same datagrams of consecutive bursts."""
-        path = self.paths[header[3]]
-        space = path.spaces[header[2] & wire.CLASS_MASK]
-        full = space.widen(seq)
-        gap = full > space.highest + 1
-        path.in_order = path.in_order + bursts if full >= space.highest else 0
-        space.mark(full, bursts, mask)
-        if slab.marked:
-            path.marked += bursts * mask.bit_count()
-        # A gap is told at once, and so are holes in what is a whole message, and what a sender asks for, when all of the burst
-        # has come that will.
-        at_once = gap or space.full
-        holes = mask.bit_count() < header[4] and space.has_holes(full)
-        if holes and header[9] <= header[4] and mask.bit_length() == header[4]:
-            at_once = True
-        if header[2] & wire.ASK:
-            at_once = at_once or mask.bit_length() == header[4]
-            path.due_at = min(path.due_at, slab.received_at + ASK_WAIT_S)
-        path.unreported_bytes += FEEDBACK_EVERY_BYTES if at_once else nbytes
-        if gap or holes:
-            path.gap_at = slab.received_at
-        if header[1] == wire.Type.DATA:
-            path.heard_bytes += nbytes
-            self.data_at = slab.received_at
-        self._note_arrival(path, slab, start, header[11])
-
-    def _note_arrival(self, path: ReceivePath, slab: Slab, start: int, sent_at: int) -> None:
-        """What a round trip is measured by: when a datagram was sent and when that very one arrived. With the arrival of another,
-        of the first of a slab that waited to be read, round trips come out too short, and the least of them counts for long."""
-        if path.due_at == float("inf"):
-            path.due_at = slab.received_at + FEEDBACK_DELAY_S
-        arrived_at = slab.arrival(start)
-        path.echo, path.echo_at = sent_at, arrived_at
-        owd = wire.since_us(sent_at, wire.clock_us(arrived_at))
-        if owd < self._owd_min:
-            self._owd_min = owd
-        high = self._owd_high
-        self._owd_high = owd if owd > high else high - (high - owd) / 64
-
     # --- control
 
     def on_control(self, slab: Slab, at: int, header: tuple[int, ...], payload: bytes, now: float) -> bool:
@@ -470,24 +401,11 @@ class PeerReceiver:
                 return False
         elif type_ == wire.Type.END:
             if self._on_end(message_id, now):
-                self._on_question(self.paths[header[3]], now, header[14])
+                self.feedback.on_question(header[3], now, header[14])
         elif type_ == wire.Type.PING:
-            self._on_question(self.paths[header[3]], now, header[14])
-        self._mark_bursts(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload))
+            self.feedback.on_question(header[3], now, header[14])
+        self.feedback.mark(slab, at, header, header[10], 1, 1, HEADER_BYTES + len(payload))
         return True
-
-    def _on_question(self, path: ReceivePath, now: float, copies: int = 0) -> None:
-        """END or PING: an answer is due at once, in as many copies as the question came, and in more if nothing but questions
-        came since the last one. To the question's own copies no set of copies is due, but soon one feedback."""
-        if not path.asked:
-            if not path.heard_bytes and now < path.answered_at + ANSWER_GAP_S:
-                path.due_at = min(path.due_at, path.answered_at + ANSWER_GAP_S)
-                return
-            lossy = path.echo_at - path.gap_at < LOSSY_S
-            path.copies = 1 + lossy if path.heard_bytes else path.copies + 1
-            path.heard_bytes = 0
-        path.copies = min(max(path.copies, copies), self._backlog.affordable(MAX_ANSWERS))
-        path.asked = True
 
     def _on_open(self, message_id: int, opened: wire.Open, now: float) -> bool:
         if message_id in self.tombstones or self._round_over(round_of(message_id)):
@@ -544,7 +462,7 @@ class PeerReceiver:
 
     @property
     def _spread_s(self) -> float:
-        return 2.0 * max(self._owd_high - self._owd_min, 0.0) + 1e-3
+        return 2.0 * max(self.feedback.owd_high - self.feedback.owd_min, 0.0) + 1e-3
 
     @property
     def unended_quiet_s(self) -> float:
@@ -596,59 +514,7 @@ class PeerReceiver:
             del self.tombstones[message_id]
             self._answered.discard(message_id)
 
-    # --- feedback and timers
-
-    def take_feedback(
-        self,
-        path: ReceivePath,
-        window_bytes: int,
-        grants: tuple[tuple[int, int], ...],
-        most_bytes: int,
-        now: float,
-    ) -> tuple[list[bytes], list[bytes]]:
-        """The feedback of a path, in payloads of at most ``most_bytes``, and copies to follow it, of what is new only; what was
-        owed is settled."""
-        held = max(0, int((now - path.echo_at) * 1e6))
-        behind_us = int(self._backlog.behind_s * 1e6)
-        payloads, copies = [], []
-        for spaces, new in self._fitting(
-            path, most_bytes - wire.FEEDBACK_BYTES - wire.GRANT_BYTES * len(grants)
-        ):
-            feedback = wire.Feedback(
-                path.echo, held, window_bytes, path.asked, grants, spaces, path.marked, path.index, behind_us
-            )
-            payloads.append(wire.encode_feedback(feedback))
-            if path.asked and new:
-                copies += payloads[-1:] * (path.copies - 1)
-        if path.asked:
-            path.answered_at = now
-        path.unreported_bytes = 0
-        path.due_at = float("inf")
-        path.asked = False
-        return payloads, copies
-
-    def _fitting(self, path: ReceivePath, room: int) -> list[tuple[tuple[wire.Space, ...], bool]]:
-        """Reports of the classes that have news, and of all for a question, in groups that fit into ``room`` bytes; one group at
-        least. Each with whether there is news in it. With them goes the end of what came of more urgent classes: to the sender,
-        an arrival of a less urgent class is evidence against what it sent before of those, and the feedback that told of it may
-        have been lost."""
-        groups: list[list[wire.Space]] = [[]]
-        left = room
-        news = [space.changed for space in path.spaces]
-        for cls, space in enumerate(path.spaces):
-            if space.highest < 0 or not (path.asked or any(news[cls:])):
-                continue
-            space.changed = False
-            whole = news[cls] or path.asked
-            most = (room - wire.SPACE_BYTES) // 8 if whole else TOLD_AGAIN
-            report = space.report(cls, most, again=path.asked or path.echo_at - path.gap_at < TOLD_AGAIN_S)
-            size = wire.SPACE_BYTES + 8 * report.count
-            if size > left and groups[-1]:
-                groups.append([])
-                left = room
-            groups[-1].append(report)
-            left -= size
-        return [(tuple(group), any(news[report.cls] for report in group)) for group in groups]
+    # --- timers
 
     def next_timeout(self) -> float:
         """When ``on_timer`` has something to do."""
