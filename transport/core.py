@@ -228,7 +228,7 @@ class Core:
             receiver.take_early(message, now)
         if not message.closed:
             receiver.check(message, now)
-        if receiver.completed:
+        if receiver.finals.completed:
             self._after_receive(now)
         if not message.closed and peer in self.gone:  # it had not all come when the peer left
             receiver.forget(message)
@@ -601,14 +601,15 @@ class Core:
 
     def _after_receive(self, now: float) -> None:
         for peer, receiver in self.receivers.items():
-            if receiver.completed:
-                completed, receiver.completed = receiver.completed, []
+            finals = receiver.finals
+            if finals.completed:
+                completed, finals.completed = finals.completed, []
                 for message in completed:
                     hold = self._both_ways(peer, message)
                     self._send_final(peer, receiver, message.id, now if hold else None)
                     self._finish(message, message.outcome())
-            if receiver.late:
-                late, receiver.late = receiver.late, set()
+            if finals.late:
+                late, finals.late = finals.late, set()
                 for message_id in late:
                     self._repeat_final(peer, receiver, message_id)
 
@@ -668,7 +669,7 @@ class Core:
                     grants, window = self._grants(receiver), self._window_bytes(now)
                     self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
                     asked = path.asked
-                    told, copies = receiver.feedback.take(path, window, grants, self.max_chunk_bytes, now)
+                    told, copies = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
                     for again, payloads in ((False, told), (True, copies)):
                         for way in sender.feedback_ways(index, asked=asked, again=again) if payloads else ():
                             for payload in payloads:

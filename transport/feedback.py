@@ -1,9 +1,9 @@
-"""What came on the paths from one peer, and the feedback that is owed for it: when it is due, what it tells, in how many copies.
+"""What has come on the paths from one peer, and the feedback that is owed for it: when, of what, in how many copies.
 
-Theory of operation. Each path notes the datagrams of every burst that were accepted. Feedback on them waits until much is
-unreported or ``FEEDBACK_DELAY_S`` is over, but a gap, a whole message with holes and a sender that asks make it due at once. A
-question (END, PING, the last burst of a message) is answered in copies where answers are lost; its own copies are answered once.
-Whether a message is over is not decided here (``final``): feedback tells what came, FINAL what counted.
+Theory of operation. Each path notes which datagrams of each burst were accepted (``receive_path``). Feedback waits until much is
+unreported or ``FEEDBACK_DELAY_S`` is over, but a gap, holes in a whole message and a sender that asks make it due at once. A
+question (END, PING, the last burst of a message) is answered in copies where answers are lost, and its own copies only once more.
+Feedback tells what came; what counted is told by FINAL (``final``).
 """
 
 from __future__ import annotations
