@@ -21,7 +21,7 @@ class Incoming:
     """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
 
     __slots__ = (
-        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
+        "asked", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
         "have", "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at",
         "per_chunk", "sink", "spec", "width",
     )  # fmt: skip
@@ -48,7 +48,6 @@ class Incoming:
         self.ended = False
         self.closed = False
         self.last_useful = now
-        self.bound_at = float("inf")
         self.asked = False  # the sender waits for a grant
         self.on_chunks: OnChunks | None = None
         self.on_scattered: OnScattered | None = None
