@@ -86,7 +86,7 @@ class Arrival:
             elif message.is_new(first, intact * count):
                 bursts = intact
                 payloads = self._payloads(message, slab, offset, bursts)
-                message.accept_train(first, payloads, header[2] & wire.CLASS_MASK)
+                message.accept_run(first, intact * count, payloads, header[2] & wire.CLASS_MASK)
             else:
                 return 0
         if not bursts:
@@ -122,7 +122,7 @@ class Arrival:
         if last - first == bursts * count - 1 and (flat[1:] - flat[:-1] == 1).all():
             if not message.is_new(first, bursts * count):
                 return 0
-            message.accept_train(first, payloads, cls)
+            message.accept_run(first, bursts * count, payloads, cls)
         elif not message.accept_scattered(chunks, payloads, cls):
             return 0
         return bursts
@@ -200,7 +200,8 @@ class Arrival:
             and message.is_new(first, count)
         ):
             width, cls = payload // message.width, header[2] & wire.CLASS_MASK
-            message.accept_run(first, slab.rows(start, count, HEADER_BYTES, width, message.sink.dtype), cls)
+            rows = slab.rows(start, count, HEADER_BYTES, width, message.sink.dtype)
+            message.accept_run(first, count, rows, cls)
             message.last_useful = now
             self._inbox.chunks_received += count
             self._finals.finish_if_complete(message, now)

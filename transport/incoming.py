@@ -149,17 +149,9 @@ class Incoming:
         """None of the chunks first.. was here before."""
         return first >= self.high or not self.have[first : first + count].any()
 
-    def accept_run(self, first: int, rows: npt.NDArray[Any], cls: int) -> None:
-        """The fast path: chunks first.., in the sink's dtype, none of which was here before."""
-        count = len(rows)
-        self._note(first, count, cls)
-        self.sink.place(first, rows)  # type: ignore[union-attr]
-        if self.on_chunks is not None:
-            self.on_chunks(first, count)
-
-    def accept_train(self, first: int, rows: npt.NDArray[Any], cls: int) -> None:
-        """The fast path for several bursts: ``rows`` (bursts, chunks a burst, elements a chunk)."""
-        count = rows.shape[0] * rows.shape[1]
+    def accept_run(self, first: int, count: int, rows: npt.NDArray[Any], cls: int) -> None:
+        """The fast path: chunks first.., in the sink's dtype, none of which was here before; ``rows`` (n, elements a chunk), or
+        (bursts, chunks a burst, elements a chunk) for a train."""
         self._note(first, count, cls)
         self.sink.place(first, rows)  # type: ignore[union-attr]
         if self.on_chunks is not None:
@@ -189,7 +181,7 @@ class Incoming:
         if len(borders) - 1 > MANY_RUNS:
             return False
         for low, high in itertools.pairwise(borders):
-            self.accept_run(int(chunks[low]), rows[low:high], cls)
+            self.accept_run(int(chunks[low]), high - low, rows[low:high], cls)
         return True
 
     # --- completion
