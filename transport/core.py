@@ -19,6 +19,8 @@ from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
+from dblp.transport.drop import Drop
+from dblp.transport.feedback import FEEDBACK_EVERY_BYTES
 from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
@@ -36,7 +38,7 @@ from dblp.transport.message import (
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
-from dblp.transport.receiver import FEEDBACK_EVERY_BYTES, Drop, PeerReceiver
+from dblp.transport.receiver import PeerReceiver
 from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
 from dblp.transport.standing import Standing, decode_state, encode_state
@@ -226,7 +228,7 @@ class Core:
             receiver.take_early(message, now)
         if not message.closed:
             receiver.check(message, now)
-        if receiver.completed:
+        if receiver.finals.completed:
             self._after_receive(now)
         if not message.closed and peer in self.gone:  # it had not all come when the peer left
             receiver.forget(message)
@@ -599,14 +601,15 @@ class Core:
 
     def _after_receive(self, now: float) -> None:
         for peer, receiver in self.receivers.items():
-            if receiver.completed:
-                completed, receiver.completed = receiver.completed, []
+            finals = receiver.finals
+            if finals.completed:
+                completed, finals.completed = finals.completed, []
                 for message in completed:
                     hold = self._both_ways(peer, message)
                     self._send_final(peer, receiver, message.id, now if hold else None)
                     self._finish(message, message.outcome())
-            if receiver.late:
-                late, receiver.late = receiver.late, set()
+            if finals.late:
+                late, finals.late = finals.late, set()
                 for message_id in late:
                     self._repeat_final(peer, receiver, message_id)
 
@@ -652,7 +655,9 @@ class Core:
         first round, all will."""
         since = now - ACTIVE_S
         active = sum(
-            1 for receiver in self.receivers.values() if receiver.messages or receiver.data_at > since
+            1
+            for receiver in self.receivers.values()
+            if receiver.messages or receiver.feedback.data_at > since
         )
         return max(self._credit_bytes // (active or max(1, self.world_size - 1)), 4096)
 

@@ -21,7 +21,7 @@ class Incoming:
     """State of one incoming message, from the first sign of it (posted receive, OPEN or chunk) to its FINAL."""
 
     __slots__ = (
-        "asked", "bound_at", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
+        "asked", "closed", "critical", "early", "early_bytes", "early_chunks", "ended", "got", "grant_limit",
         "have", "high", "id", "last_useful", "may_miss", "on_chunks", "on_done", "on_scattered", "opened", "opened_at",
         "per_chunk", "sink", "spec", "width",
     )  # fmt: skip
@@ -48,7 +48,6 @@ class Incoming:
         self.ended = False
         self.closed = False
         self.last_useful = now
-        self.bound_at = float("inf")
         self.asked = False  # the sender waits for a grant
         self.on_chunks: OnChunks | None = None
         self.on_scattered: OnScattered | None = None
@@ -150,17 +149,9 @@ class Incoming:
         """None of the chunks first.. was here before."""
         return first >= self.high or not self.have[first : first + count].any()
 
-    def accept_run(self, first: int, rows: npt.NDArray[Any], cls: int) -> None:
-        """The fast path: chunks first.., in the sink's dtype, none of which was here before."""
-        count = len(rows)
-        self._note(first, count, cls)
-        self.sink.place(first, rows)  # type: ignore[union-attr]
-        if self.on_chunks is not None:
-            self.on_chunks(first, count)
-
-    def accept_train(self, first: int, rows: npt.NDArray[Any], cls: int) -> None:
-        """The fast path for several bursts: ``rows`` (bursts, chunks a burst, elements a chunk)."""
-        count = rows.shape[0] * rows.shape[1]
+    def accept_run(self, first: int, count: int, rows: npt.NDArray[Any], cls: int) -> None:
+        """The fast path: chunks first.., in the sink's dtype, none of which was here before; ``rows`` (n, elements a chunk), or
+        (bursts, chunks a burst, elements a chunk) for a train."""
         self._note(first, count, cls)
         self.sink.place(first, rows)  # type: ignore[union-attr]
         if self.on_chunks is not None:
@@ -190,7 +181,7 @@ class Incoming:
         if len(borders) - 1 > MANY_RUNS:
             return False
         for low, high in itertools.pairwise(borders):
-            self.accept_run(int(chunks[low]), rows[low:high], cls)
+            self.accept_run(int(chunks[low]), high - low, rows[low:high], cls)
         return True
 
     # --- completion

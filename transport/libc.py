@@ -48,11 +48,9 @@ PMTUDISC_DO = 2
 MSG_DONTWAIT = 0x40
 MSG_ERRQUEUE = 0x2000
 
-MSGHDR_BYTES = 56
-"""struct msghdr: name*, namelen, (pad), iov*, iovlen, control*, controllen, flags, (pad)."""
 MMSGHDR_BYTES = 64
-"""struct mmsghdr: a msghdr, then msg_len and padding: eight 64-bit words, which is how the arrays here see
-it."""
+"""struct mmsghdr: a msghdr (name*, namelen, (pad), iov*, iovlen, control*, controllen, flags, (pad)), then
+msg_len and padding: eight 64-bit words, which is how the arrays here see it."""
 WORD_NAME, WORD_NAMELEN, WORD_IOV, WORD_IOVLEN, WORD_CONTROL, WORD_CONTROLLEN, WORD_FLAGS, WORD_LEN = range(8)
 CMSG_HEADER_BYTES = 16
 """struct cmsghdr: len (8), level (4), type (4); data follows, padded to 8 bytes."""

@@ -120,8 +120,6 @@ class Received:
     """Indices of the chunks that did not arrive, ascending; empty for an exact message."""
     energy_total: float = 0.0
     """Sum of squares of the whole message as its sender computed it (bounded messages only)."""
-    energy_received: float = 0.0
-    """Sum of squares of what arrived (bounded messages only)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,13 +142,9 @@ OnScattered = Callable[[npt.NDArray[np.uint32]], None]
 
 @dataclass(slots=True)
 class RoundCounters:
-    """Traffic of one rank in one round."""
+    """What an endpoint notes of one round beside its messages."""
 
-    chunks_sent: int = 0
-    chunks_resent: int = 0
-    chunks_received: int = 0
     chunks_duplicate: int = 0
-    bytes_sent: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
+    """Chunks that came a second time or too late."""
     told: dict[int, Standing] = field(default_factory=dict)
     """How the peers stand with the round, where they were asked (``EndpointLike.ask_standing``)."""

@@ -131,7 +131,7 @@ class Outbox:
 
     def _allow_early(self, out: Outgoing) -> None:
         """What the peer holds for receives that are not posted yet may leave: up to a burst more than the pool, if that makes the
-        message whole (the receiver has room for it, EARLY_SLACK_BYTES)."""
+        message whole (the receiver has room for it, ``inbox.EARLY_SLACK_BYTES``)."""
         chunk_bytes, chunks = out.spec.chunk_bytes, out.spec.chunks
         allowed = min(max(self.early_bytes, 0) // chunk_bytes, chunks)
         if allowed and chunks - allowed <= out.per_burst:

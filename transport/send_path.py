@@ -32,7 +32,7 @@ TAIL_MEMORY_S = 1.0
 """After a loss, for so long, the last of what is in flight is asked about after two round trips (RFC 8985, section 7.2), not
 after a timeout: where something is lost, the last may be, and nothing behind it tells."""
 ASK_GAP_S = 1e-3
-"""Least distance of the questions of a full window: sooner they are not answered (``receiver.ANSWER_GAP_S``)."""
+"""Least distance of the questions of a full window: sooner they are not answered (``feedback.ANSWER_GAP_S``)."""
 INITIAL_RTT_S = 30e-3
 """Round trip assumed before the first sample."""
 STEADY_PROBES = 64

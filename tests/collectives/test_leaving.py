@@ -15,8 +15,8 @@ import pytest
 from dblp.collectives.group import Group
 from dblp.errors import PeerError
 from dblp.sim.loop import run as run_virtual
+from dblp.transport.drop import Drop
 from dblp.transport.endpoint import Endpoint
-from dblp.transport.receiver import Drop
 from tests.collectives.worlds import connect_network
 
 LINGER_S = 2.0

@@ -14,8 +14,8 @@ from dblp.collectives.algorithms.grid import chunk_bytes, cut
 from dblp.collectives.priority import Tagger
 from dblp.collectives.reduction import DTYPES
 from dblp.errors import RemoteError
+from dblp.transport.inbox import EARLY_SLACK_BYTES
 from dblp.transport.policy import Stop, Tags
-from dblp.transport.receiver import EARLY_SLACK_BYTES
 from tests.sim.random_networks import EARLY_BYTES, Outcome, Plan
 
 GRACE_S = 2.0

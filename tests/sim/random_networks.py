@@ -221,7 +221,7 @@ class _Job:
         try:
             await asyncio.gather(*(self.rank(endpoint) for endpoint in endpoints))
         finally:
-            self.outcome.left_early = sum(r.early_bytes for e in endpoints for r in _receivers(e))
+            self.outcome.left_early = sum(r.inbox.early_bytes for e in endpoints for r in _receivers(e))
             self.outcome.max_chunk_bytes = endpoints[0].max_chunk_bytes
             watch.cancel()
             await asyncio.gather(*(endpoint.close(linger_s=0.5) for endpoint in endpoints))
@@ -271,7 +271,7 @@ class _Job:
         """Note the most that any rank holds early: often at first, seldom while a fault is waited out."""
         looks = 0
         while True:
-            held = (receiver.early_bytes for e in endpoints for receiver in _receivers(e))
+            held = (receiver.inbox.early_bytes for e in endpoints for receiver in _receivers(e))
             self.outcome.early_bytes = max(self.outcome.early_bytes, *held)
             looks += 1
             await asyncio.sleep(2e-4 if looks < 250 else 5e-3)

@@ -10,9 +10,11 @@ import pytest
 from dblp.errors import ClosedError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
 from dblp.transport.config import TransportConfig
+from dblp.transport.drop import Drop
+from dblp.transport.final import MAX_TOMBSTONES
+from dblp.transport.inbox import EARLY_SLACK_BYTES
 from dblp.transport.message import message_id
 from dblp.transport.policy import Stop
-from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_TOMBSTONES, Drop
 from dblp.transport.rounds import ANY_ORDER_BIT
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, LATENCY_S, Cores, numbers, spec_of
@@ -52,11 +54,11 @@ def test_a_message_may_begin_before_its_receive_is_posted(post_at):
     data = numbers(1500)
     cores.send(0, 1, data)
     cores.run(until=1.0 + post_at)
-    held = cores.cores[1].receivers[0].early_bytes
+    held = cores.cores[1].receivers[0].inbox.early_bytes
     assert held <= cores.cores[1].config.early_bytes * 1.125 + EARLY_SLACK_BYTES
     cores.begin(0, 1)
     sink = cores.receive(1, 0, data)
-    assert cores.cores[1].receivers[0].early_bytes == 0
+    assert cores.cores[1].receivers[0].inbox.early_bytes == 0
     cores.run(until=5.0)
     assert (sink.array == data).all()
     assert cores.delivered().chunks_resent == 0
@@ -290,7 +292,7 @@ def test_what_comes_for_a_round_that_is_over_leaves_nothing():
     play_round(cores, 2)
     cores.inject(1, datagrams)
     receiver = cores.cores[1].receivers[0]
-    assert receiver.messages == {} and receiver.early_bytes == 0
+    assert receiver.messages == {} and receiver.inbox.early_bytes == 0
     assert cores.cores[1].drops[Drop.LATE] == 4
 
 
@@ -388,7 +390,7 @@ def test_a_different_size_is_a_mismatch_on_both_sides(late):
         cores.outcomes["received"]
     )
     if late:
-        assert cores.cores[1].receivers[0].early_bytes == 0, "what was held is let go"
+        assert cores.cores[1].receivers[0].inbox.early_bytes == 0, "what was held is let go"
 
 
 def test_a_different_size_is_found_though_open_comes_last():

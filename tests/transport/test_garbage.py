@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.drop import Drop
+from dblp.transport.inbox import EARLY_SLACK_BYTES, MAX_MESSAGES
 from dblp.transport.message import MessageSpec
-from dblp.transport.receiver import EARLY_SLACK_BYTES, MAX_MESSAGES, Drop
 from dblp.transport.wire import Type
 from tests.transport.cores import SESSION, Cores, address, numbers, slab_of, split
 
@@ -50,7 +51,7 @@ class Victim:
             "times": self.sink.times.tolist(),
             "messages": sorted(receiver.messages),
             "tombstones": sorted(receiver.tombstones),
-            "early": receiver.early_bytes,
+            "early": receiver.inbox.early_bytes,
             "heard_at": receiver.heard_at,
             "highest": [space.highest for space in receiver.paths[0].spaces],
             "sending": sorted(sender.messages),
@@ -230,7 +231,7 @@ def test_a_peer_can_hold_no_more_than_its_early_pool():
         victim.cores.inject(
             1, [datagram(message=(1 << 32) + (number << 16), chunk=1, length=1408, burst=number)]
         )
-    assert receiver.early_bytes <= pool * 1.125 + EARLY_SLACK_BYTES
+    assert receiver.inbox.early_bytes <= pool * 1.125 + EARLY_SLACK_BYTES
     assert victim.core.drops[Drop.EARLY_FULL] > 1000
     victim.finishes()
 

@@ -12,9 +12,9 @@ import pytest
 from dblp.errors import HandshakeError, VersionError
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.drop import Drop
 from dblp.transport.handshake import HELLO_BYTES, Handshake, Identity
 from dblp.transport.port import Address
-from dblp.transport.receiver import Drop
 from dblp.transport.wire import Type
 from tests.transport.cores import SESSION, Cores, address, deliver_all, make_core, slab_of, split
 

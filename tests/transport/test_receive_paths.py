@@ -13,9 +13,9 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.burst import burst_chunks
 from dblp.transport.config import HEADER_BYTES
+from dblp.transport.drop import Drop
 from dblp.transport.message import class_counts, most_critical
 from dblp.transport.port import Slab
-from dblp.transport.receiver import Drop
 from dblp.transport.wire import Type
 from tests.transport.cores import (
     CHUNK,
@@ -110,9 +110,9 @@ class World:
             "have": message.have.tolist() if message is not None else None,
             "masks": [(space.highest, space.report(cls, 128)) for cls, space in enumerate(spaces)],
             "drops": Counter(self.core.drops),
-            "received": self.receiver.chunks_received,
+            "received": self.receiver.inbox.chunks_received,
             "duplicates": self.core.rounds.active[0].counters.chunks_duplicate,
-            "early": self.receiver.early_bytes,
+            "early": self.receiver.inbox.early_bytes,
         }
 
 
@@ -307,11 +307,11 @@ def test_duplicates_of_early_chunks_are_counted_and_not_held():
     world = World(data, posted=False)
     world.hand_over(bursts_of(stream(data)[:10]))
     world.hand_over(bursts_of(stream(data)[:10]))
-    assert 10 * CHUNK < world.receiver.early_bytes < 11 * CHUNK
+    assert 10 * CHUNK < world.receiver.inbox.early_bytes < 11 * CHUNK
     world.post()
-    assert world.receiver.early_bytes == 0
+    assert world.receiver.inbox.early_bytes == 0
     assert world.core.rounds.active[0].counters.chunks_duplicate == 10
-    assert world.receiver.chunks_received == 10
+    assert world.receiver.inbox.chunks_received == 10
 
 
 def test_a_train_with_a_broken_burst_gives_its_prefix():
@@ -353,7 +353,7 @@ def test_early_data_of_a_longer_message_is_a_mismatch_and_not_a_crash():
     world.hand_over(bursts_of(stream(numbers(40))))
     world.post()
     assert world.core.drops == {Drop.CHUNK: 40}
-    assert world.receiver.early_bytes == 0
+    assert world.receiver.inbox.early_bytes == 0
 
 
 def test_source_addresses_are_not_decoded_on_the_fast_path():
@@ -363,7 +363,7 @@ def test_source_addresses_are_not_decoded_on_the_fast_path():
     for slab in slabs:
         slab.source = lambda index: pytest.fail("asked for an address")
     world.hand_over(slabs)
-    assert world.receiver.chunks_received == 88
+    assert world.receiver.inbox.chunks_received == 88
     assert address(0).port == 9000
 
 

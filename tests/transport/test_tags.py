@@ -10,11 +10,11 @@ import pytest
 from dblp.errors import ConfigError
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES, TransportConfig
+from dblp.transport.drop import Drop
 from dblp.transport.lanes import UNRANKED_CLASS
 from dblp.transport.message import MessageSpec, most_critical
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.policy import Stop
-from dblp.transport.receiver import Drop
 from dblp.transport.send_path import LOSSY_MEMORY_S
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, LATENCY_S, Cores, deliver_all, numbers, spec_of

@@ -41,7 +41,7 @@ from dblp.sim.fabric.kernel.tasks import complete
 from dblp.sim.fabric.kernel.ways import next_link, unless_down
 
 REPORT_PS = 4_000_000_000
-"""How long what did not ask waits to be told of (``dblp.transport.receiver.FEEDBACK_DELAY_S``)."""
+"""How long what did not ask waits to be told of (``dblp.transport.feedback.FEEDBACK_DELAY_S``)."""
 
 
 @compiled
