@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -68,7 +69,22 @@ def slabs_of(arrivals: Sequence[Arrival]) -> list[Slab]:
         run.append(arrival)
     if run:
         slabs.append(_slab(run))
+    if len(slabs) > 1:
+        _share_arena(slabs)
     return slabs
+
+
+def _share_arena(slabs: Sequence[Slab]) -> None:
+    """Lay the slabs of one batch out in one arena, as one recvmmsg does."""
+    places = list(accumulate((_aligned(len(slab.arena)) for slab in slabs), initial=0))
+    arena = np.full(places[-1], JUNK, np.uint8)
+    for slab, place in zip(slabs, places, strict=False):
+        arena[place : place + len(slab.arena)] = slab.arena
+        slab.arena, slab.offset = arena, place
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
 
 
 def regroup(arrivals: Sequence[Arrival], rng: np.random.Generator, share: float) -> list[Arrival]:
@@ -91,8 +107,8 @@ def regroup(arrivals: Sequence[Arrival], rng: np.random.Generator, share: float)
 
 def scribble(slabs: Sequence[Slab]) -> None:
     """Destroy the arenas: whoever kept a view of one instead of a copy reads junk."""
-    for slab in slabs:
-        slab.arena.fill(JUNK)
+    for arena in {id(slab.arena): slab.arena for slab in slabs}.values():
+        arena.fill(JUNK)
 
 
 def _slab(run: Sequence[Arrival]) -> Slab:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ClosedError, PeerError
-from dblp.transport import wire
+from dblp.transport import pieces, wire
 from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size_mismatch
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
@@ -37,6 +37,7 @@ from dblp.transport.message import (
 )
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
+from dblp.transport.pieces import Pieces
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import PeerReceiver
 from dblp.transport.rounds import Round, RoundBook, in_order
@@ -312,12 +313,53 @@ class Core:
         self._feedback_at = 0.0
         if batch:
             self._backlog.note(now - min(slab.received_at for slab in batch), now)
+        if len(batch) < pieces.LEAST_SLABS:
+            self._take_slabs(batch, now)
+        else:
+            self._take_batch(batch, now)
+        self._after_receive(now)
+
+    def _take_batch(self, batch: Sequence[Slab], now: float) -> None:
+        """Take many slabs: those that are small and alike together."""
+        run: list[Slab] = []
         for slab in batch:
+            if run and not pieces.joins(run[0], slab):
+                if _is_feedback(slab):  # data does not depend on it
+                    self._on_group(slab, 0, now)
+                    continue
+                self._take_run(run, now)
+                run = []
+            if pieces.may_be_piece(slab):
+                run.append(slab)
+                continue
+            self._take_run(run, now)
+            run = []
+            self._take_slabs((slab,), now)
+        self._take_run(run, now)
+
+    def _take_run(self, run: Sequence[Slab], now: float) -> None:
+        """Take neighbouring slabs of one size."""
+        if not pieces.worth(run):
+            self._take_slabs(run, now)
+            return
+        found = Pieces(run)
+        for rows in found.groups():
+            header = found.header(int(rows[0]))
+            receiver = self._receiver_of(header, found.size)
+            if receiver is not None and receiver.on_pieces(found, rows, header, now):
+                self._heard(receiver, found.header(int(rows[-1])), now)
+                continue
+            for slab, first, last in found.slabs_of(rows):
+                while first <= last:
+                    first += self._on_group(slab, first, now)
+
+    def _take_slabs(self, slabs: Sequence[Slab], now: float) -> None:
+        """Take slabs one by one."""
+        for slab in slabs:
             if slab.count > 1 or slab.supers > 1:
                 self._take_stack(slab, now)
             else:
                 self._on_group(slab, 0, now)
-        self._after_receive(now)
 
     def _take_stack(self, slab: Slab, now: float) -> None:
         """Take a run of datagrams, or a stack of super-packets: trains at once, the rest in groups."""
@@ -394,24 +436,33 @@ class Core:
     def _on_train(self, slab: Slab, done: int, now: float) -> int:
         """Take as many super-packets of a stack, from ``done`` on, as form one train; returns how many, 0 with nothing done."""
         header = wire.decode_header_from(slab.arena.data, slab.offset + done * slab.spacing)
+        receiver = self._receiver_of(header, slab.size)
+        bursts = receiver.on_train(slab, done, header, now) if receiver is not None else 0
+        if receiver is not None and bursts:
+            self._heard(receiver, header, now)
+        return bursts
+
+    def _receiver_of(self, header: tuple[int, ...], size: int) -> PeerReceiver | None:
+        """Whose DATA of ``size`` bytes has this header; None if there is anything wrong with it."""
         receiver = self.receivers.get(header[6])
         if (
             receiver is None
             or header[0] != wire.VERSION
             or header[1] != Type.DATA
             or header[7] != self.session
-            or header[15] != slab.size - HEADER_BYTES
+            or header[15] != size - HEADER_BYTES
             or header[2] & ~wire.FLAGS_MASK
             or (header[6], header[3]) not in self.handshake.proved
         ):
-            return 0
-        bursts = receiver.on_train(slab, done, header, now)
-        if not bursts:
-            return 0
+            return None
+        return receiver
+
+    @staticmethod
+    def _heard(receiver: PeerReceiver, header: tuple[int, ...], now: float) -> None:
+        """What any header of a peer tells."""
         receiver.heard_at = now
         if header[12]:
             receiver.on_watermark(header[8] >> 48, header[12])
-        return bursts
 
     def _on_group(self, slab: Slab, at: int, now: float) -> int:
         """Handle datagram ``at`` of a slab and as many that follow as belong to it; returns how many."""
@@ -449,9 +500,7 @@ class Core:
         if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] & ~wire.FLAGS_MASK:
             self.drops[Drop.TYPE] += 1
             return 1
-        receiver.heard_at = now
-        if header[12]:
-            receiver.on_watermark(header[8] >> 48, header[12])
+        self._heard(receiver, header, now)
         if type_ == Type.DATA:
             return receiver.on_data(slab, at, slab.count - at, header, now)
         self._on_control(receiver, slab, at, size, header, now)
@@ -703,3 +752,11 @@ class Core:
         buffer = self._buffer
         nbytes = buffer.fill_control(wire.encode_header(header), reply.payload)
         return Burst(buffer.control[:nbytes], nbytes, reply.path, 0, reply.address, buffer.control_pointer)
+
+
+def _is_feedback(slab: Slab) -> bool:
+    """One datagram that is FEEDBACK and nothing else."""
+    if slab.count > 1 or slab.supers > 1 or slab.size < HEADER_BYTES:
+        return False
+    header = wire.decode_header_from(slab.arena.data, slab.offset)
+    return bool(header[1] == Type.FEEDBACK and header[15] == slab.size - HEADER_BYTES)

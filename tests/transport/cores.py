@@ -57,6 +57,17 @@ def slabs_of(datagrams: Sequence[bytes], **options: Any) -> list[Slab]:
     return [*slabs, slab_of(run, **options)] if run else slabs
 
 
+def in_one_arena(slabs: Sequence[Slab]) -> list[Slab]:
+    """The same slabs, laid out in one arena, as one recvmmsg does."""
+    arena = np.concatenate([np.resize(slab.arena, -(-len(slab.arena) // 8) * 8) for slab in slabs])
+    place = 0
+    for slab in slabs:
+        slab.offset = place
+        place += -(-len(slab.arena) // 8) * 8
+        slab.arena = arena
+    return list(slabs)
+
+
 def split(burst: Burst | Train) -> list[bytes]:
     """The datagrams of a burst or train."""
     if isinstance(burst, Train):

@@ -23,6 +23,7 @@ from tests.transport.cores import (
     Cores,
     RecordingSink,
     address,
+    in_one_arena,
     numbers,
     slab_of,
     slabs_of,
@@ -122,7 +123,8 @@ def cut_at(datagrams: list[bytes], rng: np.random.Generator | None) -> list[Slab
         return [slab_of([datagram]) for datagram in datagrams]
     borders = np.flatnonzero(rng.random(len(datagrams)) < rng.choice([0.0, 0.02, 0.3])) + 1
     edges = [0, *borders.tolist(), len(datagrams)]
-    return [slab for a, b in itertools.pairwise(edges) if b > a for slab in slabs_of(datagrams[a:b])]
+    slabs = [slab for a, b in itertools.pairwise(edges) if b > a for slab in slabs_of(datagrams[a:b])]
+    return in_one_arena(slabs) if rng.random() < 0.7 else slabs
 
 
 def bursts_of(datagrams: list[bytes]) -> list[Slab]:
