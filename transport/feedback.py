@@ -40,10 +40,9 @@ class OwedFeedback:
 
     def __init__(self, paths: Sequence[ReceivePath], backlog: Backlog) -> None:
         self.data_at = -1.0  # when a chunk last came
-        self.owd_min = float(
-            "inf"
-        )  # the least one-way delay, seconds, plus whatever the hosts' clocks differ by
-        self.owd_high = 0.0  # the greatest of late, which fades towards the last
+        # One-way delays in seconds, by clocks that may differ: the least ever, and the greatest of late, which fades.
+        self.owd_min = float("inf")
+        self.owd_high = 0.0
         self._paths = paths
         self._backlog = backlog
 
