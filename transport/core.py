@@ -313,7 +313,7 @@ class Core:
         self._feedback_at = 0.0
         if batch:
             self._backlog.note(now - min(slab.received_at for slab in batch), now)
-        if len(batch) < pieces.LEAST_SLABS:
+        if pieces.few(batch):
             self._take_slabs(batch, now)
         else:
             self._take_batch(batch, now)

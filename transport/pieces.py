@@ -18,12 +18,12 @@ from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES
 from dblp.transport.port import Slab
 
-LEAST_SLABS = 3
+LEAST_PIECES = 3
 """Fewer are taken one by one."""
 MOST_SUPERS = 3
 """A stack of more is a train."""
-MOST_MEAN = wire.BURST_DATAGRAMS
-"""Slabs of more datagrams on average are hardly broken."""
+MOST_MEAN = 32
+"""Slabs of more datagrams on average are hardly broken: to take one costs as much as to copy so many rows once more."""
 _WORD = 8
 
 Rows = npt.NDArray[np.intp]
@@ -66,11 +66,17 @@ def joins(first: Slab, slab: Slab) -> bool:
     )
 
 
-def worth(run: Sequence[Slab]) -> bool:
-    """The slabs are so many, and so small, that their rows are cheaper found together."""
-    if len(run) < LEAST_SLABS:
+def few(batch: Sequence[Slab]) -> bool:
+    """A batch that cannot hold enough pieces: few slabs, and none of them of single datagrams in slots."""
+    if len(batch) >= LEAST_PIECES:
         return False
-    return sum([slab.count * slab.supers for slab in run]) <= MOST_MEAN * len(run)
+    return not any(slab.count >= LEAST_PIECES and slab.stride > slab.size for slab in batch)
+
+
+def worth(run: Sequence[Slab]) -> bool:
+    """The pieces are so many, and so small, that their rows are cheaper found together; a single datagram in a slot is one."""
+    many = sum([slab.supers if slab.stride == slab.size else slab.count for slab in run])
+    return many >= LEAST_PIECES and sum([slab.count * slab.supers for slab in run]) <= MOST_MEAN * many
 
 
 class Pieces:

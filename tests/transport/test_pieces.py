@@ -152,8 +152,19 @@ def test_singles_in_slots_are_pieces_too():
             arena, first * slot, slot, size, count, size,
         )  # fmt: skip
         slabs.append(slab)
-    assert pieces.worth(slabs) == (len(alone) <= 64 * len(slabs))
     agree(data, alone, slabs)
+    world = World(data, scatter=True)
+    world.hand_over(slabs)
+    assert world.sink is not None
+    assert len(world.sink.calls) == 1
+    assert not pieces.few(slabs[:1])
+    assert pieces.worth(slabs[:1])
+
+
+def test_whole_bursts_are_taken_as_they_are():
+    data = numbers(5 * PER_BURST)
+    assert not pieces.worth(arena_of(kept(stream(data), 0.0)))
+    assert pieces.few([slab_of(stream(data)[:PER_BURST])] * 2)
 
 
 def test_sizes_that_are_no_words_are_taken_one_by_one():
