@@ -4,10 +4,10 @@ Momentum correction (section 3.2): with the optimiser's momentum m, u = m u + g 
 sent (Nesterov: u = m (u + g), v = v + u + g). The largest entries of v are sent; the optimiser adds no momentum of its own.
 Local gradient clipping: g is clipped before it is added, to the threshold times N^-1/2 (``clip_scaled``). Momentum factor
 masking: where v was sent, u restarts at zero as v does. Warm-up (section 3.3): ``warmup.py``. Selection by a sampled
-threshold: ``selection.sampled``. Parameters of fewer than two dimensions are averaged as they are; their velocity is made of the
+threshold: ``selection.sampled``. Parameters of fewer than two dimensions are averaged whole; their velocity is made of the
 average, the same on all ranks. docs/compression.md has the differences from the paper and from the released code.
 
-Memory of a bucket: v is the residual, u the velocity; elements of dense parameters have u alone.
+Memory of a bucket: v is the residual, u the velocity. Of dense parameters the residual is what ``values=fp16`` rounds away.
 """
 
 from __future__ import annotations
@@ -68,24 +68,26 @@ class DGC(PartlyDense):
         schedules.check(self.warmup, self.schedule)
 
     def begin(self, job: Job, gradient: Array) -> None:
-        """Clip, advance u, add it to v; where v is not finite, both restart."""
+        """Clip, advance u, add it to v; where v is not finite, both restart, but for a velocity that is the same on all ranks."""
         memory = job.memory
         memory.residual = job.values = memory.zeros() if memory.residual is None else memory.residual
         if memory.velocity is None and self.momentum:
             memory.velocity = memory.zeros()
         velocities = job.values if memory.velocity is None else memory.velocity  # unused without momentum
-        dense = [np.empty(0, gradient.dtype)]
         flats = zip(*(job.bucket.cut(flat) for flat in (gradient, velocities, job.values)), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             for part, (new, velocity, value) in zip(job.bucket.parts, flats, strict=True):
                 clipped = self._clipped(new, job.world_size)
                 if self.dense(job, part):
-                    dense.append(clipped)
+                    value += clipped
                 else:
                     self._accumulate(clipped, velocity, value)
+        if finite(job.values):
+            return
+        averaged = self.dense_of(job, velocities)
         drop_spoiled(job, job.values, velocities)
-        job.notes["dense"] = np.concatenate(dense)
-        job.spoiled |= not finite(job.notes["dense"])
+        if memory.velocity is not None:
+            self.set_dense(job, memory.velocity, averaged)
 
     def select(self, job: Job) -> Indices:
         """The largest of each parameter, by a sampled threshold."""
