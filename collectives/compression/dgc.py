@@ -22,7 +22,7 @@ from dblp.collectives.compression.base import Array, Job, Part, drop_spoiled, fi
 from dblp.collectives.compression.entries import Indices
 from dblp.collectives.compression.selection import sampled
 from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, PartlyDense, share_of
-from dblp.transport.spec import FLAG, Kind, arg
+from dblp.transport.spec import FLAG, Kind, arg, choice
 
 FACTOR = Kind(
     "a factor in [0, 1)",
@@ -62,6 +62,9 @@ class DGC(PartlyDense):
     """Iterations of an epoch, to count them without being told."""
     values: str = arg("values", VALUES, default="full")
     indices: str = arg("indices", INDICES, default="plain")
+    scope: str = arg("scope", choice("parameter", "bucket"), default="parameter")
+    """What the largest are chosen from: each parameter, as in the paper ("layer-wise"), or all of a bucket that do not go whole
+    ("global")."""
 
     def __post_init__(self) -> None:
         PartlyDense.__post_init__(self)
@@ -90,7 +93,9 @@ class DGC(PartlyDense):
             self.set_dense(job, memory.velocity, averaged)
 
     def select(self, job: Job) -> Indices:
-        """The largest of each parameter, by a sampled threshold."""
+        """The largest of each parameter, or of the bucket, by a sampled threshold."""
+        if self.scope == "bucket":
+            return self._of_bucket(job)
         rng, ratio = job.own_rng(), self.ratio_of(job)
         found = [np.empty(0, np.int64)]
         for part, low, flat in zip(
@@ -100,11 +105,21 @@ class DGC(PartlyDense):
                 found.append(sampled(flat, share_of(part.size, ratio), rng) + low)
         return np.concatenate(found)
 
+    def _of_bucket(self, job: Job) -> Indices:
+        """What waits of dense parameters is put aside: zeros are not selected."""
+        waits = self.dense_of(job, job.values)
+        self.set_dense(job, job.values, np.zeros_like(waits))
+        found = sampled(job.values, self.target(job), job.own_rng())
+        self.set_dense(job, job.values, waits)
+        return found
+
     def target(self, job: Job) -> int:
         """As many as would be selected by exact thresholds."""
-        return sum(
-            share_of(part.size, self.ratio_of(job)) for part in job.bucket.parts if not self.dense(job, part)
-        )
+        ratio = self.ratio_of(job)
+        sizes = [part.size for part in job.bucket.parts if not self.dense(job, part)]
+        if self.scope == "bucket":
+            return share_of(sum(sizes), ratio)
+        return sum(share_of(size, ratio) for size in sizes)
 
     def ratio_of(self, job: Job) -> float:
         """The share of this round."""

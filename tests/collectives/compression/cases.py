@@ -55,6 +55,7 @@ TEXTS = [
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
     "dgc(0.05,momentum=0)",
     "dgc(0.05,momentum=0,values=fp16)",
+    "dgc(0.02,scope=bucket,indices=delta,values=fp16)",
     "dgc(0.05,masking=false,clip=1)",
     "accordion",
     "accordion(values=fp16)",

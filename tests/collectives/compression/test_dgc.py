@@ -186,6 +186,28 @@ def test_clipping_comes_before_the_sum(text, limit):
     np.testing.assert_array_equal(gradient[:100], np.full(100, 3.0), "the gradient itself too")
 
 
+def test_the_largest_of_each_parameter_or_of_the_whole_bucket():
+    """With ``scope=bucket`` a parameter whose values are small sends nothing, and what waits of dense ones is no candidate."""
+    parts = bucket([(10, 20), (6,), (10, 30)])
+    gradient = _integers(1, parts.size)
+    gradient[:200] *= 100.0
+    gradient[200:206] = 1e6  # beyond float16: most of it waits
+    found = {}
+    for scope in ("parameter", "bucket"):
+        method = parse_compression(f"dgc(0.01,momentum=0,values=fp16,scope={scope})")
+        work = job(parts, gradient, "float32")
+        method.begin(work, gradient)
+        own = method.own_part(work, method.compress(work))
+        np.testing.assert_array_equal(own[200:206], 65504)
+        np.testing.assert_array_equal(own + work.values, gradient)
+        own[200:206] = 0
+        found[scope] = np.flatnonzero(own)
+    of_each, of_all = found["parameter"], found["bucket"]
+    assert [np.count_nonzero(of_each < 200), np.count_nonzero(of_each >= 206)] == [2, 3]
+    assert of_all.size == 5 and of_all.max() < 200
+    assert np.abs(gradient[of_all]).min() >= np.sort(np.abs(gradient[:200]))[-5]
+
+
 def test_schedules():
     paper = [ratio_in(epoch, 0.001, 4, "paper") for epoch in range(6)]
     assert paper == [0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001]

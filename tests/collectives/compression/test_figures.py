@@ -106,17 +106,20 @@ def test_workers_that_compress(method, ideal):
     workers.close()
 
 
+@pytest.mark.parametrize("scope", ["parameter", "bucket"])
 @pytest.mark.parametrize("masking", [False, True])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_dgc_written_a_second_time_is_the_same(masking, momentum):
+def test_dgc_written_a_second_time_is_the_same(masking, momentum, scope):
     """Averages of both, over a warm-up and what follows, where a sampled threshold is exact: parameters are small."""
     shapes, steps = {"a": (40, 30), "b": (30,), "c": (20, 10)}, 12
     parts = Bucket([Part(name, shape) for name, shape in shapes.items()])
-    method = f"dgc(0.02,nesterov=true,momentum={momentum},masking={masking},warmup=4)"
+    method = f"dgc(0.02,nesterov=true,momentum={momentum},masking={masking},warmup=4,scope={scope})"
     workers = CompressedWorkers(
         method, Star(rate_bps=1e9, ideal=True), parts, ranks=4, compute_s=0.0, epoch_steps=1, seed=1
     )
-    variant = dgc_causes.Variant(label="", ratio=0.02, masking=masking, momentum=momentum, warmup=4 / steps)
+    variant = dgc_causes.Variant(
+        label="", ratio=0.02, masking=masking, momentum=momentum, warmup=4 / steps, together=scope == "bucket"
+    )
     second = dgc_causes.Workers(variant, list(shapes), list(shapes.values()), steps)
     for step in range(steps):
         gradients = np.random.default_rng(step).standard_normal((4, 1430)).astype(np.float32)
