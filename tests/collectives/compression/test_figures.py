@@ -14,7 +14,7 @@ from dblp.collectives.compression.rounds import Compression
 from dblp.errors import UnsupportedError
 from dblp.sim.loop import run as run_virtual
 from dblp.transport.policy import Bounded
-from tests.benchmarks import compression, dgc_causes, gravac, netsense
+from tests.benchmarks import compressed_accuracy, compression, dgc_causes, gravac, netsense
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star
 from tests.benchmarks.ideal_network import HEADERS, IdealNetwork
 from tests.collectives.worlds import run_memory
@@ -163,6 +163,26 @@ def test_dgc_s_variants():
         "",
         "50.0%",
     ]
+
+
+def test_scores_are_compared_with_the_best_dense_training():
+    """Of its rates, for each seed; by perplexity, where there is one, less is better."""
+    perplexity = {"none": (8.0, 6.0, 6.4), "dgc": (9.0, 6.3, 6.51)}
+    found = [
+        {"method": method, "lr": lr, "seed": seed, "loss": 0.0, "ratio_size": 1.0, "test_accuracy": 0.5}
+        | {"test_perplexity": score}
+        for method, scores in perplexity.items()
+        for (lr, seed), score in zip([(0.2, 0), (0.1, 0), (0.1, 1)], scores, strict=True)
+    ]
+    shown = compressed_accuracy.table(found)
+    assert list(shown.columns[1].cells) == ["0.2", "0.1", "0.2", "0.1"]
+    assert list(shown.columns[5].cells) == ["+33.33%", "+0.00%", "+50.00%", "+3.31%"]
+    images = [
+        record | {"test_perplexity": None, "test_accuracy": 0.1 * float(str(record["lr"]))}
+        for record in found
+    ]
+    assert list(compressed_accuracy.table(images).columns[5].cells)[-1] == "-0.50 points"
+    assert list(compressed_accuracy.table(images[:2]).columns[5].cells) == ["+0.00 points", "-1.00 points"]
 
 
 def test_speed_ups_and_tables():
