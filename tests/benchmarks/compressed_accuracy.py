@@ -11,7 +11,8 @@ since what a lossless network does has no effect on a score. With ``--loss`` and
 virtual time, bounded, on a network that loses; only the score at the end is told then. An epoch of a warm-up is one of the
 data, unless ``--epoch-steps`` says otherwise. With several rates, ``--lr 0.05,0.1``, all are compared with dense training at its
 best one. FILE is written after each training, and a training that it has under the same options is not repeated: long runs may
-be cut into pieces (``--at-most`` trainings each).
+be cut into pieces (``--at-most`` trainings each). "Smaller by" is over the whole training, and in its last step, where no
+warm-up counts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.compression.rounds import Totals
 from dblp.units import format_seconds
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star, parts_of
 
@@ -78,11 +80,13 @@ def experiment(wanted: Mapping[str, Any], samples: Samples, tests: int) -> Recor
         workers=WORKERS, momentum=0.0 if isinstance(known, DGC) and known.momentum else MOMENTUM,
     )  # fmt: skip
     course: list[tuple[int, Score]] = []
-    every = max(steps // tests, 1)
+    every, before = max(steps // tests, 1), [workers.totals]
 
     def watch(step: int, _: Any, score: Any) -> None:
         if step % every == 0 and step < steps:
             course.append((step, score()))
+        if step == steps - 1:
+            before.append(workers.totals)
 
     last = train(plan, samples, workers.all_reduce, watch)
     workers.close()
@@ -91,10 +95,15 @@ def experiment(wanted: Mapping[str, Any], samples: Samples, tests: int) -> Recor
         "test_accuracy": last.accuracy,
         "test_perplexity": last.perplexity,
         "ratio_size": workers.totals.ratio,
+        "ratio_last": _ratio_since(before[-1], workers.totals),
         "tested_at": [step for step, _ in course],
         "accuracies": [score.accuracy for _, score in course],
         "perplexities": [score.perplexity for _, score in course],
     }
+
+
+def _ratio_since(before: Totals, now: Totals) -> float:
+    return (now.dense_bytes - before.dense_bytes) / max(now.payload_bytes - before.payload_bytes, 1)
 
 
 def lossy(wanted: Mapping[str, Any]) -> Record:
@@ -116,7 +125,8 @@ def table(found: Sequence[Record]) -> Table:
     text = any(record["test_perplexity"] is not None for record in found)
     what = "perplexity" if text else "accuracy (%)"
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("method", "rate", "seeds", what, "each", "against none", "smaller by"):
+    headings = ("method", "rate", "seeds", what, "each", "against none", "smaller by", "in the last step")
+    for heading in headings:
         shown.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
     best: dict[int, float] = {}
     for record in (r for r in found if r["method"] == DENSE):
@@ -141,6 +151,7 @@ def table(found: Sequence[Record]) -> Table:
             each,
             apart,
             f"{ratio:.1f}",
+            f"{same[0]['ratio_last']:.1f}" if "ratio_last" in same[0] else "",
         )
     return shown
 

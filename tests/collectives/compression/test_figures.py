@@ -8,6 +8,8 @@ from math import prod
 import numpy as np
 import pytest
 
+from dblp.cli.train.data import load
+from dblp.cli.train.samples import Samples
 from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
@@ -163,6 +165,16 @@ def test_dgc_s_variants():
         "",
         "50.0%",
     ]
+
+
+def test_the_last_step_s_ratio_has_no_warm_up_in_it():
+    wanted = {
+        "data": "digits", "model": "mlp", "optimizer": "sgd", "lr": 0.1, "batch": 64, "steps": 4, "epoch_steps": 1,
+        "method": "dgc(0.01,warmup=3,schedule=0.5/0.5/0.5)", "seed": 0, "loss": 0.0, "budget": 0.0,
+    }  # fmt: skip
+    record = compressed_accuracy.experiment(wanted, Samples(load("digits", None)), 2)
+    assert record["ratio_size"] < 1.5 and 30 < record["ratio_last"] < 50
+    assert record["tested_at"] == [2, 4] and len(record["accuracies"]) == 2
 
 
 def test_scores_are_compared_with_the_best_dense_training():
