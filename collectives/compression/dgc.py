@@ -4,10 +4,10 @@ Momentum correction (section 3.2): with the optimiser's momentum m, u = m u + g 
 sent (Nesterov: u = m (u + g), v = v + u + g). The largest entries of v are sent; the optimiser adds no momentum of its own.
 Local gradient clipping: g is clipped before it is added, to the threshold times N^-1/2 (``clip_scaled``). Momentum factor
 masking: where v was sent, u restarts at zero as v does. Warm-up (section 3.3): ``warmup.py``. Selection by a sampled
-threshold: ``selection.sampled``. Parameters of fewer than two dimensions are averaged as they are; their velocity is made of the
+threshold: ``selection.sampled``. Parameters of fewer than two dimensions are averaged whole; their velocity is made of the
 average, the same on all ranks. docs/compression.md has the differences from the paper and from the released code.
 
-Memory of a bucket: v is the residual, u the velocity; elements of dense parameters have u alone.
+Memory of a bucket: v is the residual, u the velocity. Of dense parameters the residual is what ``values=fp16`` rounds away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dblp.collectives.compression.base import Array, Job, Part, drop_spoiled, fi
 from dblp.collectives.compression.entries import Indices
 from dblp.collectives.compression.selection import sampled
 from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, PartlyDense, share_of
-from dblp.transport.spec import FLAG, Kind, arg
+from dblp.transport.spec import FLAG, Kind, arg, choice
 
 FACTOR = Kind(
     "a factor in [0, 1)",
@@ -62,33 +62,40 @@ class DGC(PartlyDense):
     """Iterations of an epoch, to count them without being told."""
     values: str = arg("values", VALUES, default="full")
     indices: str = arg("indices", INDICES, default="plain")
+    scope: str = arg("scope", choice("parameter", "bucket"), default="parameter")
+    """What the largest are chosen from: each parameter, as in the paper ("layer-wise"), or all of a bucket that do not go whole
+    ("global")."""
 
     def __post_init__(self) -> None:
         PartlyDense.__post_init__(self)
         schedules.check(self.warmup, self.schedule)
 
     def begin(self, job: Job, gradient: Array) -> None:
-        """Clip, advance u, add it to v; where v is not finite, both restart."""
+        """Clip, advance u, add it to v; where v is not finite, both restart, but for a velocity that is the same on all ranks."""
         memory = job.memory
         memory.residual = job.values = memory.zeros() if memory.residual is None else memory.residual
         if memory.velocity is None and self.momentum:
             memory.velocity = memory.zeros()
         velocities = job.values if memory.velocity is None else memory.velocity  # unused without momentum
-        dense = [np.empty(0, gradient.dtype)]
         flats = zip(*(job.bucket.cut(flat) for flat in (gradient, velocities, job.values)), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             for part, (new, velocity, value) in zip(job.bucket.parts, flats, strict=True):
                 clipped = self._clipped(new, job.world_size)
                 if self.dense(job, part):
-                    dense.append(clipped)
+                    value += clipped
                 else:
                     self._accumulate(clipped, velocity, value)
+        if finite(job.values):
+            return
+        averaged = self.dense_of(job, velocities)
         drop_spoiled(job, job.values, velocities)
-        job.notes["dense"] = np.concatenate(dense)
-        job.spoiled |= not finite(job.notes["dense"])
+        if memory.velocity is not None:
+            self.set_dense(job, memory.velocity, averaged)
 
     def select(self, job: Job) -> Indices:
-        """The largest of each parameter, by a sampled threshold."""
+        """The largest of each parameter, or of the bucket, by a sampled threshold."""
+        if self.scope == "bucket":
+            return self._of_bucket(job)
         rng, ratio = job.own_rng(), self.ratio_of(job)
         found = [np.empty(0, np.int64)]
         for part, low, flat in zip(
@@ -98,11 +105,21 @@ class DGC(PartlyDense):
                 found.append(sampled(flat, share_of(part.size, ratio), rng) + low)
         return np.concatenate(found)
 
+    def _of_bucket(self, job: Job) -> Indices:
+        """What waits of dense parameters is put aside: zeros are not selected."""
+        waits = self.dense_of(job, job.values)
+        self.set_dense(job, job.values, np.zeros_like(waits))
+        found = sampled(job.values, self.target(job), job.own_rng())
+        self.set_dense(job, job.values, waits)
+        return found
+
     def target(self, job: Job) -> int:
         """As many as would be selected by exact thresholds."""
-        return sum(
-            share_of(part.size, self.ratio_of(job)) for part in job.bucket.parts if not self.dense(job, part)
-        )
+        ratio = self.ratio_of(job)
+        sizes = [part.size for part in job.bucket.parts if not self.dense(job, part)]
+        if self.scope == "bucket":
+            return share_of(sum(sizes), ratio)
+        return sum(share_of(size, ratio) for size in sizes)
 
     def ratio_of(self, job: Job) -> float:
         """The share of this round."""

@@ -1,6 +1,6 @@
 """Top-k by parameter, with shares that change from round to round; and ``joint``, whose share a controller decides.
 
-A parameter of which half or more is sent goes as it is, in an all-reduce, which costs less than values with indices.
+A parameter of which half or more is sent goes whole, in an all-reduce, which costs less than values with indices.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from dblp.collectives.compression.base import Array, Job, Part
+from dblp.collectives.compression.base import Job, Part
 from dblp.collectives.compression.entries import Indices
 from dblp.collectives.compression.selection import largest
 from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES, PartlyDense, share_of
 from dblp.transport.spec import arg
 
 DENSE_FROM = 0.5
-"""Share from which on a parameter goes as it is: an index has as many bytes as a value."""
+"""Share from which on a parameter goes whole: an index has as many bytes as a value."""
 
 
 class Shares(PartlyDense):
@@ -34,13 +34,6 @@ class Shares(PartlyDense):
         """Where the share is half or more."""
         return self.ratio_of(job, part) >= DENSE_FROM
 
-    def compress(self, job: Job) -> Array:
-        """What is dense is taken out first."""
-        job.notes["dense"] = dense = self.dense_of(job, job.values)
-        if not job.spoiled:
-            self.set_dense(job, job.values, np.zeros_like(dense))
-        return PartlyDense.compress(self, job)
-
     def select(self, job: Job) -> Indices:
         """The largest of each other parameter."""
         found = [np.empty(0, np.int64)]
@@ -55,13 +48,6 @@ class Shares(PartlyDense):
         """The sum of their shares."""
         parts = [part for part in job.bucket.parts if not self.dense(job, part)]
         return sum(share_of(part.size, self.ratio_of(job, part)) for part in parts)
-
-    def own_part(self, job: Job, sent: Array) -> Array:
-        """Entries and what is dense."""
-        out = PartlyDense.own_part(self, job, sent)
-        if not job.spoiled:
-            self.set_dense(job, out, job.notes["dense"])
-        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,13 +168,13 @@ class Sparse(Gathered):
 
 
 class PartlyDense(Sparse):
-    """Some parameters go as they are, in an all-reduce beside the entries. Subclasses put them into ``job.notes["dense"]``."""
+    """Some parameters go whole, in an all-reduce beside the entries; in half precision where values do."""
 
     __slots__ = ()
 
     @abstractmethod
     def dense(self, job: Job, part: Part) -> bool:
-        """True if a parameter goes as it is; the same on all ranks."""
+        """True if a parameter goes whole; the same on all ranks."""
 
     def note_dense(self, job: Job) -> OnLost | None:
         """Keeps what the sum of the dense parameters has lost; None: it may lose nothing."""
@@ -192,6 +192,21 @@ class PartlyDense(Sparse):
     def put_dense(self, job: Job, mean: Array, out: Array) -> None:
         """The dense parameters' averages have come: put what they give into ``out``, (size,)."""
         self.set_dense(job, out, mean)
+
+    def compress(self, job: Job) -> Array:
+        """What is dense is taken out first, but for what rounding takes away."""
+        values = self.dense_of(job, job.values)
+        job.notes["dense"] = lanes = entries.to_half(values) if self.halves(job) else values
+        if not job.spoiled:
+            self.set_dense(job, job.values, values - lanes.astype(values.dtype))
+        return Sparse.compress(self, job)
+
+    def own_part(self, job: Job, sent: Array) -> Array:
+        """Entries, and what is dense."""
+        out = Sparse.own_part(self, job, sent)
+        if not job.spoiled:
+            self.set_dense(job, out, job.notes["dense"])
+        return out
 
     async def exchange(self, job: Job, sent: Array, link: Link) -> Awaitable[list[Array]]:
         """The all-reduce first, then the entries."""
@@ -213,7 +228,8 @@ class PartlyDense(Sparse):
     def decompress(self, job: Job, received: list[Array]) -> Array:
         """The mean of the entries, and the dense parameters; all NaN if one of these is."""
         out = Sparse.decompress(self, job, received)
-        for mean in job.notes["means"]:
+        for lanes in job.notes["means"]:
+            mean = lanes.astype(job.memory.dtype, copy=False)
             if not finite(mean):
                 job.spoiled = True
                 out.fill(np.nan)

@@ -9,8 +9,10 @@
 Four workers in one process train for real; their rounds run on a network without protocol (tests/benchmarks/ideal_network.py),
 since what a lossless network does has no effect on a score. With ``--loss`` and ``--budget`` they run between real endpoints in
 virtual time, bounded, on a network that loses; only the score at the end is told then. An epoch of a warm-up is one of the
-data, unless ``--epoch-steps`` says otherwise. FILE is written after each training, and a training that it has under the same
-options is not repeated: long runs may be cut into pieces (``--at-most`` trainings each).
+data, unless ``--epoch-steps`` says otherwise. With several rates, ``--lr 0.05,0.1``, all are compared with dense training at its
+best one. FILE is written after each training, and a training that it has under the same options is not repeated: long runs may
+be cut into pieces (``--at-most`` trainings each). "Smaller by" is over the whole training, and in its last step, where no
+warm-up counts.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from rich.table import Table
 from dblp.cli.bench.compression_plan import CompressionPlan
 from dblp.cli.bench.compression_training import Trainings
 from dblp.cli.host import document, write_json
-from dblp.cli.options import parse_choice, parse_seeds
+from dblp.cli.options import parse_choice, parse_list, parse_seeds
 from dblp.cli.train.data import load
 from dblp.cli.train.optimizers import MOMENTUM
 from dblp.cli.train.recipes import DATA_NAMES, MODEL_NAMES, OPTIMIZERS, default_data, default_model, recipe_of
@@ -39,6 +42,7 @@ from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.registry import parse_compression
+from dblp.collectives.compression.rounds import Totals
 from dblp.units import format_seconds
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star, parts_of
 
@@ -76,11 +80,13 @@ def experiment(wanted: Mapping[str, Any], samples: Samples, tests: int) -> Recor
         workers=WORKERS, momentum=0.0 if isinstance(known, DGC) and known.momentum else MOMENTUM,
     )  # fmt: skip
     course: list[tuple[int, Score]] = []
-    every = max(steps // tests, 1)
+    every, before = max(steps // tests, 1), [workers.totals]
 
     def watch(step: int, _: Any, score: Any) -> None:
         if step % every == 0 and step < steps:
             course.append((step, score()))
+        if step == steps - 1:
+            before.append(workers.totals)
 
     last = train(plan, samples, workers.all_reduce, watch)
     workers.close()
@@ -89,10 +95,15 @@ def experiment(wanted: Mapping[str, Any], samples: Samples, tests: int) -> Recor
         "test_accuracy": last.accuracy,
         "test_perplexity": last.perplexity,
         "ratio_size": workers.totals.ratio,
+        "ratio_last": _ratio_since(before[-1], workers.totals),
         "tested_at": [step for step, _ in course],
         "accuracies": [score.accuracy for _, score in course],
         "perplexities": [score.perplexity for _, score in course],
     }
+
+
+def _ratio_since(before: Totals, now: Totals) -> float:
+    return (now.dense_bytes - before.dense_bytes) / max(now.payload_bytes - before.payload_bytes, 1)
 
 
 def lossy(wanted: Mapping[str, Any]) -> Record:
@@ -109,16 +120,22 @@ def lossy(wanted: Mapping[str, Any]) -> Record:
 
 
 def table(found: Sequence[Record]) -> Table:
-    """One row a method: means over the seeds, and what they differ by from the mean of the dense trainings with these seeds."""
+    """One row a method and rate: means over the seeds, and what they differ by from the mean of the dense trainings with these
+    seeds, each at its best rate."""
     text = any(record["test_perplexity"] is not None for record in found)
     what = "perplexity" if text else "accuracy (%)"
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("method", "seeds", what, "each", "against none", "smaller by"):
+    headings = ("method", "rate", "seeds", what, "each", "against none", "smaller by", "in the last step")
+    for heading in headings:
         shown.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
-    for method, loss in dict.fromkeys((record["method"], record["loss"]) for record in found):
-        same = [r for r in found if (r["method"], r["loss"]) == (method, loss)]
+    best: dict[int, float] = {}
+    for record in (r for r in found if r["method"] == DENSE):
+        seed, score = record["seed"], _scored(record, text)
+        best[seed] = (min if text else max)(best.get(seed, score), score)
+    for method, lr, loss in dict.fromkeys((r["method"], r["lr"], r["loss"]) for r in found):
+        same = [r for r in found if (r["method"], r["lr"], r["loss"]) == (method, lr, loss)]
         mine = {r["seed"]: _scored(r, text) for r in same}
-        dense = [_scored(r, text) for r in found if r["method"] == DENSE and r["seed"] in mine]
+        dense = [best[seed] for seed in mine if seed in best]
         score = float(np.mean(list(mine.values())))
         ratio = float(np.mean([r["ratio_size"] for r in same]))
         apart = ""
@@ -128,11 +145,13 @@ def table(found: Sequence[Record]) -> Table:
         each = ", ".join(f"{value:.2f}" for value in mine.values())
         shown.add_row(
             f"{method}, {loss:.0%} lost" if loss else method,
+            f"{lr:g}",
             str(len(mine)),
             f"{score:.2f}",
             each,
             apart,
             f"{ratio:.1f}",
+            f"{same[0]['ratio_last']:.1f}" if "ratio_last" in same[0] else "",
         )
     return shown
 
@@ -153,13 +172,15 @@ def _wanted(options: argparse.Namespace, samples: Samples) -> Iterable[Record]:
     optimizer = parse_choice("--optimizer", options.optimizer or recipe.optimizer, OPTIMIZERS)
     batch = options.batch or recipe.batch
     epoch = len(samples) // batch
+    rates = parse_list("--lr", options.lr, float, "a rate") if options.lr else [recipe.lr[optimizer]]
+    methods = list(filter(None, map(str.strip, options.methods.split(";"))))
     for seed in parse_seeds(options.seeds):
-        for method in filter(None, map(str.strip, options.methods.split(";"))):
+        for method, lr in product(methods, rates):
             yield {
                 "data": options.data,
                 "model": options.model,
                 "optimizer": optimizer,
-                "lr": options.lr or recipe.lr[optimizer],
+                "lr": lr,
                 "batch": batch,
                 "steps": options.steps or round(options.epochs * epoch),
                 "epoch_steps": epoch if method == DENSE else options.epoch_steps or epoch,
@@ -178,7 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data")
     parser.add_argument("--model")
     parser.add_argument("--optimizer")
-    parser.add_argument("--lr", type=float, help="peak of the learning rate; the recipe's by default")
+    parser.add_argument("--lr", help="peaks of the learning rate, with commas; the recipe's by default")
     parser.add_argument("--batch", type=int, help="over all workers; the recipe's by default")
     parser.add_argument("--epochs", type=float, default=8)
     parser.add_argument("--steps", type=int, help="instead of --epochs")
@@ -218,7 +239,7 @@ def main() -> None:
         score = record["test_perplexity"] or record["test_accuracy"]
         took = format_seconds(time.perf_counter() - start)
         console.print(
-            f"seed {wanted['seed']}, {wanted['method']}, {wanted['steps']} steps: {score:.4f} ({took})",
+            f"seed {wanted['seed']}, {wanted['method']}, rate {wanted['lr']:g}, {wanted['steps']} steps: {score:.4f} ({took})",
             highlight=False,
         )
         if options.json is not None:

@@ -33,6 +33,7 @@ from tests.collectives.worlds import run_network
 SHARE = 0.001
 METHODS = (
     "topk(0.001)",
+    "topk(0.001,indices=delta,values=fp16)",
     "dgc(0.001)",
     "dgc(0.001,indices=delta)",
     "dgc(0.001,indices=delta,values=fp16)",

@@ -79,6 +79,7 @@ VARIANTS = (
     Variant(label="no masking, tables and head whole", whole=ENDS),
     Variant(label="no masking, rate 0.1, warm-up of 30 %", lr=0.1, warmup=0.3),
     Variant(label="all three, tables and head whole", lr=0.1, warmup=0.3, whole=ENDS),
+    Variant(label="all three, largest of the model", lr=0.1, warmup=0.3, together=True),
 )
 
 

@@ -54,8 +54,11 @@ TEXTS = [
     "dgc(0.01)",
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
     "dgc(0.05,momentum=0)",
+    "dgc(0.05,momentum=0,values=fp16)",
+    "dgc(0.02,scope=bucket,indices=delta,values=fp16)",
     "dgc(0.05,masking=false,clip=1)",
     "accordion",
+    "accordion(values=fp16)",
     "accordion(critical=0.2,indices=delta)",
     "gravac",
     "gravac(compressor=randomk,window=1)",
@@ -64,6 +67,7 @@ TEXTS = [
     "netsense",
     "netsense(indices=delta)",
     "joint(0.05)",
+    "joint(0.5,indices=delta,values=fp16)",
 ]
 """Every method, with every way to code or exchange what it sends."""
 SHAPES: list[list[tuple[int, ...]]] = [

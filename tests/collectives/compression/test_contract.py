@@ -193,8 +193,6 @@ def test_a_sum_of_finite_values_that_overflows_is_no_silent_infinity(text):
     method = parse_compression(text)
     work = job(bucket(SHAPES[0]), array, "float32")
     work.memory.residual = array.copy() if method.keeps else None
-    if work.memory.residual is not None and method.name == "dgc":
-        work.memory.residual[1200:1240] = work.memory.residual[-1:] = 0  # dense parameters have none
     method.begin(work, array)
     assert np.isfinite(work.values).all()
     assert work.spoiled == method.keeps

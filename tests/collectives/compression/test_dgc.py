@@ -59,15 +59,15 @@ def test_momentum_correction_and_masking_are_the_papers(nesterov, masking, momen
         work = job(parts, gradient, "float32", memory, number=number)
         method.begin(work, gradient)
         plain.add(np.where(sparse, gradient, 0))
-        np.testing.assert_array_equal(work.values, plain.v)
+        np.testing.assert_array_equal(work.values, np.where(sparse, plain.v, gradient))
         own = method.own_part(work, method.compress(work))
-        assert 0 < np.count_nonzero(own) <= 30 + 6
-        plain.sent(own)
+        assert 0 < np.count_nonzero(own[sparse]) <= 30 + 6
+        np.testing.assert_array_equal(own[~sparse], gradient[~sparse])
+        plain.sent(own * sparse)
         np.testing.assert_array_equal(work.values, plain.v)
         if momentum:
             assert memory.velocity is not None
             np.testing.assert_array_equal(memory.velocity, plain.u)
-        assert not own[~sparse].any()
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -107,10 +107,71 @@ def test_clipping_is_of_parameters_that_are_sent_as_they_are_too(text, limit):
     gradient = np.concatenate([np.full(10, 3.0), np.full(9, 0.1), np.full(4, 0.1)]).astype(np.float32)
     work = job(parts, gradient, "float32", world_size=4)
     method.begin(work, gradient)
+    method.compress(work)
     large, small = work.notes["dense"][:10], work.notes["dense"][10:]
     np.testing.assert_allclose(large, limit / 10**0.5, rtol=1e-5)
     np.testing.assert_array_equal(small, gradient[19:])
     assert (gradient[:10] == 3.0).all(), "the gradient itself is left alone"
+
+
+def test_with_fp16_values_dense_parameters_go_in_fp16_and_what_that_takes_away_waits():
+    """Every gradient comes through in the end, also beyond 65504, where float16 ends."""
+    parts, method = bucket([(3,)]), parse_compression("dgc(0.01,momentum=0,values=fp16)")
+    gradients = np.array([[0.1, 70_000.0, 1e-9], [0.1, 1.0, 1e-9], [0.1, -0.5, 1e-9]], np.float32)
+    memory, came = Memory(parts.size), np.zeros(parts.size, np.float32)
+    for number, gradient in enumerate(gradients):
+        work = job(parts, gradient, "float32", memory, number=number)
+        method.begin(work, gradient)
+        before = work.values.copy()
+        own = method.own_part(work, method.compress(work))
+        assert work.notes["dense"].dtype == np.float16 and work.notes["dense"].nbytes == 6
+        np.testing.assert_array_equal(own + work.values, before)
+        came += own
+        if not number:
+            np.testing.assert_array_equal(own, np.array([0.1, 65504.0, 0.0], np.float16))
+            np.testing.assert_array_equal(work.values, gradient - own)
+    assert memory.residual is not None
+    np.testing.assert_array_equal(came + memory.residual, gradients.sum(axis=0))
+    assert came[1] == 70_000.5 and memory.residual[1] == 0 and memory.residual[2] == gradients[:, 2].sum()
+
+
+@pytest.mark.parametrize("values", ["full", "fp16"])
+def test_dense_parameters_take_their_own_bytes(values):
+    """Of 1,000 elements, beside one entry; in float16 half as many."""
+
+    async def member(group):
+        compression = Compression(parse_compression(f"dgc(0.01,values={values})"))
+        array = _integers(group.rank, 1100)
+        await compression.all_reduce(group, array, bucket([(10, 10), (1000,)]), timeout_s=10.0)
+        return compression.totals.payload_bytes
+
+    width = 4 if values == "full" else 2
+    assert run_memory(member, 2) == [1000 * width + 24 + 4 + width] * 2
+
+
+@pytest.mark.parametrize("values", ["full", "fp16"])
+def test_velocities_of_dense_parameters_outlive_a_spoiled_round(values):
+    """They are the same on all ranks: those of the rank whose gradient was not finite, too."""
+    parts = bucket([(4, 5), (6,)])
+
+    async def member(group):
+        compression, averages = Compression(parse_compression(f"dgc(0.1,values={values})")), []
+        for step in range(4):
+            array = _integers(10 * group.rank + step, parts.size)
+            if (group.rank, step) == (1, 2):
+                array[22] = np.inf
+            await compression.all_reduce(group, array, parts, timeout_s=10.0, iteration=step)
+            averages.append(array)
+        velocity = compression._memories.of(parts.layout).velocity
+        assert velocity is not None
+        return averages, velocity[20:]
+
+    results = run_memory(member, 3)
+    assert np.isnan(results[0][0][2]).all() and np.isfinite(results[0][0][3]).all()
+    assert results[0][1].all()
+    for averages, velocity in results:
+        np.testing.assert_array_equal(averages, results[0][0])
+        np.testing.assert_array_equal(velocity, results[0][1])
 
 
 @pytest.mark.parametrize(("text", "limit"), [("clip=2", 2 / 4**0.5), ("clip=2,clip_scaled=false", 2.0)])
@@ -123,6 +184,28 @@ def test_clipping_comes_before_the_sum(text, limit):
     assert np.linalg.norm(first) == pytest.approx(limit, rel=1e-5)
     np.testing.assert_array_equal(second, gradient[100:], "a parameter within the limit is left alone")
     np.testing.assert_array_equal(gradient[:100], np.full(100, 3.0), "the gradient itself too")
+
+
+def test_the_largest_of_each_parameter_or_of_the_whole_bucket():
+    """With ``scope=bucket`` a parameter whose values are small sends nothing, and what waits of dense ones is no candidate."""
+    parts = bucket([(10, 20), (6,), (10, 30)])
+    gradient = _integers(1, parts.size)
+    gradient[:200] *= 100.0
+    gradient[200:206] = 1e6  # beyond float16: most of it waits
+    found = {}
+    for scope in ("parameter", "bucket"):
+        method = parse_compression(f"dgc(0.01,momentum=0,values=fp16,scope={scope})")
+        work = job(parts, gradient, "float32")
+        method.begin(work, gradient)
+        own = method.own_part(work, method.compress(work))
+        np.testing.assert_array_equal(own[200:206], 65504)
+        np.testing.assert_array_equal(own + work.values, gradient)
+        own[200:206] = 0
+        found[scope] = np.flatnonzero(own)
+    of_each, of_all = found["parameter"], found["bucket"]
+    assert [np.count_nonzero(of_each < 200), np.count_nonzero(of_each >= 206)] == [2, 3]
+    assert of_all.size == 5 and of_all.max() < 200
+    assert np.abs(gradient[of_all]).min() >= np.sort(np.abs(gradient[:200]))[-5]
 
 
 def test_schedules():

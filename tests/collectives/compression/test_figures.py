@@ -8,13 +8,15 @@ from math import prod
 import numpy as np
 import pytest
 
+from dblp.cli.train.data import load
+from dblp.cli.train.samples import Samples
 from dblp.collectives.compression.base import Bucket, Part
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
 from dblp.errors import UnsupportedError
 from dblp.sim.loop import run as run_virtual
 from dblp.transport.policy import Bounded
-from tests.benchmarks import compression, dgc_causes, gravac, netsense
+from tests.benchmarks import compressed_accuracy, compression, dgc_causes, gravac, netsense
 from tests.benchmarks.compressed_workers import CompressedWorkers, Star
 from tests.benchmarks.ideal_network import HEADERS, IdealNetwork
 from tests.collectives.worlds import run_memory
@@ -106,17 +108,20 @@ def test_workers_that_compress(method, ideal):
     workers.close()
 
 
+@pytest.mark.parametrize("scope", ["parameter", "bucket"])
 @pytest.mark.parametrize("masking", [False, True])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_dgc_written_a_second_time_is_the_same(masking, momentum):
+def test_dgc_written_a_second_time_is_the_same(masking, momentum, scope):
     """Averages of both, over a warm-up and what follows, where a sampled threshold is exact: parameters are small."""
     shapes, steps = {"a": (40, 30), "b": (30,), "c": (20, 10)}, 12
     parts = Bucket([Part(name, shape) for name, shape in shapes.items()])
-    method = f"dgc(0.02,nesterov=true,momentum={momentum},masking={masking},warmup=4)"
+    method = f"dgc(0.02,nesterov=true,momentum={momentum},masking={masking},warmup=4,scope={scope})"
     workers = CompressedWorkers(
         method, Star(rate_bps=1e9, ideal=True), parts, ranks=4, compute_s=0.0, epoch_steps=1, seed=1
     )
-    variant = dgc_causes.Variant(label="", ratio=0.02, masking=masking, momentum=momentum, warmup=4 / steps)
+    variant = dgc_causes.Variant(
+        label="", ratio=0.02, masking=masking, momentum=momentum, warmup=4 / steps, together=scope == "bucket"
+    )
     second = dgc_causes.Workers(variant, list(shapes), list(shapes.values()), steps)
     for step in range(steps):
         gradients = np.random.default_rng(step).standard_normal((4, 1430)).astype(np.float32)
@@ -160,6 +165,36 @@ def test_dgc_s_variants():
         "",
         "50.0%",
     ]
+
+
+def test_the_last_step_s_ratio_has_no_warm_up_in_it():
+    wanted = {
+        "data": "digits", "model": "mlp", "optimizer": "sgd", "lr": 0.1, "batch": 64, "steps": 4, "epoch_steps": 1,
+        "method": "dgc(0.01,warmup=3,schedule=0.5/0.5/0.5)", "seed": 0, "loss": 0.0, "budget": 0.0,
+    }  # fmt: skip
+    record = compressed_accuracy.experiment(wanted, Samples(load("digits", None)), 2)
+    assert record["ratio_size"] < 1.5 and 30 < record["ratio_last"] < 50
+    assert record["tested_at"] == [2, 4] and len(record["accuracies"]) == 2
+
+
+def test_scores_are_compared_with_the_best_dense_training():
+    """Of its rates, for each seed; by perplexity, where there is one, less is better."""
+    perplexity = {"none": (8.0, 6.0, 6.4), "dgc": (9.0, 6.3, 6.51)}
+    found = [
+        {"method": method, "lr": lr, "seed": seed, "loss": 0.0, "ratio_size": 1.0, "test_accuracy": 0.5}
+        | {"test_perplexity": score}
+        for method, scores in perplexity.items()
+        for (lr, seed), score in zip([(0.2, 0), (0.1, 0), (0.1, 1)], scores, strict=True)
+    ]
+    shown = compressed_accuracy.table(found)
+    assert list(shown.columns[1].cells) == ["0.2", "0.1", "0.2", "0.1"]
+    assert list(shown.columns[5].cells) == ["+33.33%", "+0.00%", "+50.00%", "+3.31%"]
+    images = [
+        record | {"test_perplexity": None, "test_accuracy": 0.1 * float(str(record["lr"]))}
+        for record in found
+    ]
+    assert list(compressed_accuracy.table(images).columns[5].cells)[-1] == "-0.50 points"
+    assert list(compressed_accuracy.table(images[:2]).columns[5].cells) == ["+0.00 points", "-1.00 points"]
 
 
 def test_speed_ups_and_tables():

@@ -39,6 +39,7 @@ KINDS = [
     ),
     *("threshold(1.5,indices=delta)", "fp16", "bf16", "int8", "int8(exchange=gather,block=16)"),
     *("int4(exchange=sum,block=64)", "sign", "powersgd(2)", "accordion", "joint(0.05)", "redsync(0.05)"),
+    *("accordion(values=fp16)", "joint(0.5,indices=delta,values=fp16)", "dgc(0.05,momentum=0,values=fp16)"),
     *("gravac", *STARTED),
     "dgc(0.05,indices=delta,values=fp16,nesterov=true)",
 ]
@@ -50,6 +51,7 @@ EXACT = (
     "threshold",
     "fp16",
     "bf16",
+    "dgc",
     "accordion",
     "joint",
     "redsync",
