@@ -37,7 +37,15 @@ def test_pairs_and_groups(ranks, scenario, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
-    "scenario", ["sparse", "sparse_gradients", "coalesced_gather", "profiled", "join_by_active_ranks"]
+    "scenario",
+    [
+        "sparse",
+        "sparse_coalesced",
+        "sparse_gradients",
+        "coalesced_gather",
+        "profiled",
+        "join_by_active_ranks",
+    ],
 )
 def test_what_torchs_own_tests_ask(ranks, scenario, world_size):
     ranks(scenario, world_size)
