@@ -1,10 +1,12 @@
 # Each target makes .venv when it is missing and is quick when it is there.
 PYTHON ?= python3
 VENV ?= .venv
+OLDEST_TORCH := 2.7.0
+OLDEST_VENV ?= .venv-oldest-torch
 PY := $(VENV)/bin/python
 WORKERS ?= 2
 
-.PHONY: install train test test-torch lint bench slow lab clean
+.PHONY: install train test test-torch test-torch-oldest lint bench slow lab clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +36,17 @@ test: lint
 test-torch: install
 	$(PY) -m tests.torch_suite.run --json torch-suite.json $(ARGS)
 
+# The tests of the backend with the oldest torch that setup.cfg promises, in an environment of its own. No extra that asks for torch:
+# pip would take that release's CUDA libraries with it.
+$(OLDEST_VENV)/.installed: setup.cfg pyproject.toml tests/torch_suite/oldest.py
+	$(PYTHON) -m venv --clear $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[train,dev]'
+	$(OLDEST_VENV)/bin/python tests/torch_suite/oldest.py $(OLDEST_TORCH)
+	touch $@
+
+test-torch-oldest: $(OLDEST_VENV)/.installed
+	$(OLDEST_VENV)/bin/python -m pytest -m "not slow" tests/torch $(ARGS)
+
 slow: install
 	$(PY) -m pytest -m slow $(ARGS)
 
@@ -45,4 +58,4 @@ bench: install
 	$(PY) -m dblp.cli.main bench allreduce --against gloo $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(OLDEST_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -16,8 +16,9 @@ torch renamed methods after 2.12; both names are kept. Gradients may lose someth
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -490,10 +491,23 @@ class DblpProcessGroup(dist.ProcessGroup):
     ) -> DblpWork:
         self._sequence += 1
         self.session.submit(what, timeout_s, start, work.finish)
+        return self._coalesced(work)
+
+    def _coalesced(self, work: DblpWork) -> DblpWork:
+        """Between ``_start_coalescing`` and ``_end_coalescing``, in their thread, ``work`` is one of those that end as one."""
         coalescing = getattr(self._coalescing, "works", None)
         if coalescing is not None:
             coalescing.append(work)
         return work
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Works that are started here are parts of another: whoever coalesces gets that one, not them."""
+        works, self._coalescing.works = getattr(self._coalescing, "works", None), None
+        try:
+            yield
+        finally:
+            self._coalescing.works = works
 
     def _one(self, what: str, works: Sequence[DblpWork], opts: Any) -> DblpWork:
         return works[0] if len(works) == 1 else JoinedWork(what, self._seconds(opts), works)
@@ -528,11 +542,12 @@ class DblpProcessGroup(dist.ProcessGroup):
     def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> DblpWork:
         reduction = SparseReduction(tensor, op, self._world_size_here)
         what = "all_reduce of a sparse tensor"
-        self._start(what, reduction.gather_facts, [], opts).wait()
-        reduction.make_room()
-        rounds = [reduction.gather_indices, reduction.gather_values]
-        works = [self._start(what, call, [], opts) for call in rounds]
-        return JoinedWork(what, self._seconds(opts), works, [tensor], reduction.add)
+        with self._apart():  # the sum is made when the rounds have ended
+            self._start(what, reduction.gather_facts, [], opts).wait()
+            reduction.make_room()
+            rounds = [reduction.gather_indices, reduction.gather_values]
+            works = [self._start(what, call, [], opts) for call in rounds]
+        return self._coalesced(JoinedWork(what, self._seconds(opts), works, [tensor], reduction.add))
 
     def _broadcast(self, item: Staged, opts: Any) -> DblpWork:
         def call(group: Group, timeout_s: float) -> Awaitable[Any]:

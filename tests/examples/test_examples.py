@@ -17,8 +17,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.sockets]
 
 def _environment():
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PATH": os.pathsep.join(programs),  # torchrun, as in an activated environment
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
@@ -110,6 +112,35 @@ def test_accelerate():
 def test_ray_train():
     _needs("ray", "ray.train")
     assert "backend dblp" in _learned(_run(sys.executable, "-m", "examples.ray_train"), 2)
+
+
+def _lines_of_the_page(wanted):
+    """Command lines of docs/first-lossy-run.md, as a reader copies them."""
+    page = (ROOT / "docs" / "first-lossy-run.md").read_text()
+    return [line for line in page.splitlines() if re.fullmatch(wanted, line)]
+
+
+def _shares(output):
+    """What the example says at its end of all its rounds: shares of chunks that were missing, and sent again."""
+    found = re.search(r"(\d+) gradient rounds: missing ([0-9.]+)% of chunks .*, resent ([0-9.]+)%", output)
+    assert found is not None and int(found[1]) > 0, output
+    return float(found[2]), float(found[3])
+
+
+def test_ddp_on_one_host():
+    """Exact, on a network that loses nothing."""
+    (line,) = _lines_of_the_page(r"torchrun --standalone .* -m examples\.ddp --policy exact")
+    assert _shares(_learned(_run("sh", "-c", line), 2))[0] == 0.0
+
+
+def test_ddp_on_one_host_that_loses():
+    """With 5 % of what each rank sends lost: it learns as well, and tells about as much at the end."""
+    (line,) = _lines_of_the_page(
+        r"DBLP_IMPAIR=\S+ torchrun --standalone .* -m examples\.ddp --policy default"
+    )
+    assert 'DBLP_IMPAIR="loss(0.05),seed(1)"' in line
+    missing, resent = _shares(_learned(_run("sh", "-c", line), 2))
+    assert 3.0 < missing + resent < 8.0
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
 FSDP2_HOOK = pytest.mark.skipif(
-    tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 9),
+    TORCH < (2, 9),
     reason="torch 2.9 or later: set_custom_reduce_scatter, by which attach reaches a model of fully_shard",
 )
 ROOT = Path(__file__).parents[2]

@@ -142,6 +142,25 @@ def device_sparse(rank, world_size, folder):
     dist.destroy_process_group()
 
 
+def device_sparse_coalesced(rank, world_size, folder):
+    """Waiting for coalesced works has the current stream wait for a sparse sum's copy back, as for those of dense tensors."""
+    device = _init(rank, world_size, folder)
+    gate = threading.Event()
+    device.back.put("", lambda: wait(gate))
+    tensor = torch.sparse_coo_tensor(torch.arange(3).view(1, -1), torch.ones(3, 2), (10, 2)).coalesce()
+    for part in (tensor.indices(), tensor.values()):
+        device.own(part)
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    group.allreduce([tensor])
+    group._end_coalescing(torch.device("cpu")).wait()
+    gate.set()  # wait() has returned: the host waits for no copy back
+    expected = torch.zeros(10, 2)
+    expected[:3] = world_size
+    assert torch.equal(device.read(tensor).to_dense(), expected)
+    dist.destroy_process_group()
+
+
 def device_segments(rank, world_size, folder):
     """A large all-reduce is cut: the first copies back come before the last copies out; the result, strided or not, is whole."""
     device = _init(rank, world_size, folder, copy_s=0.05)

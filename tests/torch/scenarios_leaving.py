@@ -40,7 +40,8 @@ def _init(rank, world_size, folder, timeout_s=20.0):
 def many(rank, world_size, folder, kind, times):
     """``times`` groups made and destroyed, or rounds: nothing is left of them."""
     _init(rank, world_size, folder, timeout_s=60)
-    course = Course(kind, f"rank {rank}", watch(times, STEPS[kind]), 0.0)
+    # Not the last look: the peer may have left by then, and with it connections of the gloo group behind (torch 2.7 opens them).
+    course = Course(kind, f"rank {rank}", watch(times, STEPS[kind])[:-1], 0.0)
     for what in ("descriptors", "threads"):
         least, most = course.spread(what)
         assert least == most, (what, course.looks)

@@ -306,7 +306,8 @@ def refused_by_torch(folder):
     dist.group.WORLD.monitored_barrier(timedelta(seconds=10))
     _raises("device", lambda: dist.split_group(split_ranks=[[0, 1]]))
     model = DistributedDataParallel(_network())
-    _raises("BF16", lambda: model.register_comm_hook(None, default_hooks.bf16_compress_hook), TypeError)
+    if torch.version.cuda is None:  # a build for GPUs takes the hook, whatever the backend
+        _raises("BF16", lambda: model.register_comm_hook(None, default_hooks.bf16_compress_hook), TypeError)
     batch_norm = torch.nn.SyncBatchNorm(4)
     _raises("GPU", lambda: batch_norm(torch.ones(2, 4, requires_grad=True)))
 
@@ -340,6 +341,8 @@ def matrix(rank, world_size, folder):
         timeout=timedelta(seconds=30),
     )
     for row in ROWS:
+        if row is hsdp and torch.__version__.startswith("2.7."):
+            continue  # fails on CPU tensors in torch's own code, on any backend (docs/torch.md)
         try:
             row(f"{folder}/{row.__name__}")
             dist.barrier()

@@ -4,12 +4,15 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import gc
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
+
+from dblp.collectives.torch.sparse import SparseReduction
 
 
 def _init(rank, world_size, folder):
@@ -66,6 +69,55 @@ def _refused(rank):
         assert "(11, 3)" in str(error) and "(10, 3)" in str(error), error
     else:
         raise AssertionError("sparse tensors of different shapes were added")
+
+
+def sparse_coalesced(rank, world_size, folder):
+    """What waits for coalesced works waits until a sparse tensor has its sum, not only for the rounds that bring the entries."""
+    _init(rank, world_size, folder)
+    add = SparseReduction.add
+
+    def add_late(reduction):
+        time.sleep(0.3)
+        return add(reduction)
+
+    SparseReduction.add = add_late  # type: ignore[method-assign]
+    expected = sum(_entries(peer).to_dense() for peer in range(world_size))
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    tensor, beside = _entries(rank), torch.ones(5)
+    group.allreduce([tensor])
+    group.allreduce([beside])
+    joined = group._end_coalescing(torch.device("cpu"))
+    joined.wait()
+    _check(tensor.to_dense(), expected)
+    _check(beside, torch.full((5,), world_size))
+    assert all(output is whole for output, whole in zip(joined.result(), (tensor, beside), strict=True))
+    tensors = [_entries(rank), torch.ones(5), _entries(rank)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor, total in zip(tensors, (expected, torch.full((5,), world_size), expected), strict=True):
+        _check(tensor.to_dense() if tensor.is_sparse else tensor, total)
+    _failed_sum(group)
+    dist.destroy_process_group()
+
+
+def _failed_sum(group):
+    """What fails after the rounds fails the work that joins them."""
+
+    def fail(reduction):
+        raise ArithmeticError("no sum")
+
+    SparseReduction.add = fail  # type: ignore[method-assign]
+    group._start_coalescing(torch.device("cpu"))
+    group.allreduce([_entries(group.rank())])
+    try:
+        group._end_coalescing(torch.device("cpu")).wait()
+    except dist.DistBackendError as error:
+        assert "no sum" in str(error), error
+    else:
+        raise AssertionError("a sum that failed was taken for one that is there")
 
 
 def sparse_gradients(rank, world_size, folder):

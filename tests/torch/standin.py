@@ -7,6 +7,7 @@ returns. What happens on each stream is logged.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
 import threading
@@ -27,8 +28,10 @@ class Stream:
     def __init__(self, name: str, log: list[str]) -> None:
         self.name = name
         self._log = log
-        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name=f"stand-in-{name}").start()
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"stand-in-{name}")
+        self._thread.start()
+        atexit.register(self._close)
 
     def put(self, what: str, call: Callable[[], object]) -> None:
         """Queue ``call``; ``what``: for the log, empty: not logged."""
@@ -51,8 +54,14 @@ class Stream:
         self.put("", lambda: wait(event))
 
     def _run(self) -> None:
-        while True:
-            self._queue.get()()
+        while (call := self._queue.get()) is not None:
+            call()
+
+    def _close(self) -> None:
+        """Before the interpreter ends: a thread that frees a tensor then asks for its lock within torch, which aborts the
+        process. One that is held for good frees none."""
+        self._queue.put(None)
+        self._thread.join(1.0)
 
 
 def wait(event: threading.Event) -> None:

@@ -1,12 +1,12 @@
 """The backend in real processes; the scenarios are in ``scenarios_*.py``."""
 
-from importlib import metadata
-
 import pytest
 
 from dblp.collectives.torch.backend import DblpProcessGroup
+from tests.torch.conftest import TORCH
 
 pytestmark = [pytest.mark.processes, pytest.mark.sockets]
+PROFILER = pytest.mark.skipif(TORCH < (2, 8), reason="torch 2.7 shows no event that ends on another thread")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,15 @@ def test_pairs_and_groups(ranks, scenario, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
-    "scenario", ["sparse", "sparse_gradients", "coalesced_gather", "profiled", "join_by_active_ranks"]
+    "scenario",
+    [
+        "sparse",
+        "sparse_coalesced",
+        "sparse_gradients",
+        "coalesced_gather",
+        pytest.param("profiled", marks=PROFILER),
+        "join_by_active_ranks",
+    ],
 )
 def test_what_torchs_own_tests_ask(ranks, scenario, world_size):
     ranks(scenario, world_size)
@@ -62,7 +70,7 @@ def test_failures(ranks, scenario):
 
 
 @pytest.mark.skipif(
-    tuple(map(int, metadata.version("torch").split(".")[:2])) < (2, 8),
+    TORCH < (2, 8),
     reason="torch 2.7 connects gloo groups when they are made",
 )
 def test_what_falls_through_to_gloo_is_said(ranks):

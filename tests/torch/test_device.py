@@ -17,6 +17,7 @@ from dblp.collectives.torch.turns import Turns, departed
         "device_kinds",
         "device_coalesced",
         "device_sparse",
+        "device_sparse_coalesced",
         "device_segments",
         "device_futures",
         "device_fails",
