@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dblp.collectives.carry import NOTHING, PIECE, Account
+from dblp.collectives.carry import NOTHING, Account
 from dblp.collectives.keyed import Slice
+from dblp.collectives.pieces import PIECE
 from dblp.collectives.reduction import energy, narrow_bfloat16, widen_bfloat16
 from dblp.transport.policy import CarryBound
 

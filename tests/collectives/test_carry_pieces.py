@@ -1,9 +1,10 @@
-"""Residuals against ``DenseCarry``, which does to whole arrays what the rules say."""
+"""Residuals handle only the pieces of which something was lost, and do to them what ``DenseCarry`` does to whole arrays."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dblp.collectives.carry import PIECE, Residual
+from dblp.collectives.carry import CarryStore, Residual
+from dblp.collectives.pieces import PIECE
 from dblp.collectives.reduction import DTYPES, narrow_bfloat16, widen_bfloat16
 from dblp.transport.policy import Carry, CarryBound
 from tests.collectives.dense_carry import DenseCarry
@@ -38,8 +40,9 @@ def some_rule(rng, momentum):
 class Both:
     """A residual and its dense model, side by side through the same rounds."""
 
-    def __init__(self, size, kind, wide, rng, integers):
+    def __init__(self, size, kind, wide, rng, *, integers, momentum):
         self.size, self.kind, self.rng, self.integers = size, DTYPES[kind], rng, integers
+        self.exact = integers and not momentum
         self.told: tuple[list[Any], list[Any]] = [], []
         tell = rng.random() < 0.7
         self.sides: list[Any] = [
@@ -100,7 +103,7 @@ class Both:
     def same_account(self, account, wanted):
         assert account.elements == wanted.elements
         same(account.energy, wanted.energy)
-        if self.integers:
+        if self.exact:
             same(account.total, wanted.total)
         elif math.isfinite(wanted.total):  # the last bits are those of the order in which numpy adds float64
             size = math.sqrt(wanted.energy * wanted.elements)
@@ -164,7 +167,7 @@ KINDS = [("float32", "float32"), ("float32", "float64"), ("float64", "float64"),
 def test_the_same_bits_as_on_whole_arrays(size, kind, momentum, steady, integers, seed):
     """Rounds of all rules, also of one that changes from round to round, of all types, through rebuilt buckets."""
     rng = np.random.default_rng(seed)
-    both = Both(size, kind[0], kind[1], rng, integers)
+    both = Both(size, kind[0], kind[1], rng, integers=integers, momentum=momentum)
     rule = some_rule(rng, momentum)
     for _ in range(7):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -173,3 +176,75 @@ def test_the_same_bits_as_on_whole_arrays(size, kind, momentum, steady, integers
             both.rebuild()
         if not steady:
             rule = some_rule(rng, momentum)
+
+
+def lossy_round(residual, array, kind, rule, pieces):
+    """One round that loses these pieces; ``array`` becomes what was sent."""
+    residual.begin(array, DTYPES[kind], rule)
+    for piece in pieces:
+        residual.keep(piece * PIECE, array[piece * PIECE : (piece + 1) * PIECE])
+    residual.settle(1e9)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("bound", CarryBound)
+def test_a_round_costs_what_it_lost(kind, bound):
+    """It takes no memory of the gradient's size but for the one array that is used again, and holds the pieces that it lost; when
+    all is delivered, none."""
+    pieces = 4000
+    size = pieces * PIECE - 5
+    gradient = np.random.default_rng(1).integers(-8, 9, size).astype(np.float32)
+    stored = narrow_bfloat16(gradient) if kind == "bfloat16" else gradient.astype(DTYPES[kind].storage)
+    residual = Residual(size, "float64" if kind == "float64" else "float32")
+    lost = np.random.default_rng(2).choice(pieces, (5, 40), replace=False)
+    rule = Carry(bound=bound, limit=2.0)
+    array = stored.copy()
+    lossy_round(residual, array, kind, rule, lost[0])
+    tracemalloc.start()
+    try:
+        for numbers in lost[1:]:
+            array[...] = stored
+            held = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            lossy_round(residual, array, kind, rule, numbers)
+            peak = tracemalloc.get_traced_memory()[1] - held
+            assert peak < stored.nbytes / 4
+            newest = residual._layers[0]
+            assert newest.rows.shape == (len(numbers), PIECE) and set(newest.index) == set(numbers)
+    finally:
+        tracemalloc.stop()
+    array[...] = stored
+    lossy_round(residual, array, kind, rule, [])
+    assert residual.empty and residual._kept is None
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
+def test_what_nothing_is_added_to_goes_out_as_it_is(kind):
+    """Also zeros of either sign: beside what is carried a gradient has the bits of one that nothing was lost of."""
+    wide = np.tile(np.array([-0.0, 0.0, 1.5], np.float32), 2 * PIECE)
+    stored = narrow_bfloat16(wide) if kind == "bfloat16" else wide.astype(DTYPES[kind].storage)
+    residual = Residual(wide.size, "float64" if kind == "float64" else "float32")
+    lossy_round(residual, stored.copy(), kind, Carry(limit=9.0), [1])
+    sent = stored.copy()
+    lossy_round(residual, sent, kind, Carry(limit=9.0), [])
+    beside = np.arange(wide.size) // PIECE != 1
+    assert sent[beside].tobytes() == stored[beside].tobytes()
+    assert (sent[~beside] != stored[~beside]).any()
+
+
+def test_a_checkpoint_holds_whole_arrays():
+    """As ever: of parameters that lost nothing too, and whatever pieces they lie in."""
+    sizes = {"a": 3, "b": 2 * PIECE, "c": PIECE + 7}
+    held = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+    held["b"][[0, PIECE, -1]], held["c"][-1] = (1.0, 2.0, 3.0), 4.0
+    parameters = {name: {"layers": [values], "velocity": None} for name, values in held.items()}
+    store = CarryStore()
+    store.load_state_dict({"version": 1, "parameters": parameters})
+    for layout in [("a", "b", "c")], [("c", "a"), ("b",)]:
+        buckets = [store.residual([(name, sizes[name]) for name in names]) for names in layout]
+        for bucket, names in zip(buckets, layout, strict=True):
+            same(bucket.values, np.concatenate([held[name] for name in names]))
+        state = store.state_dict()["parameters"]
+        assert state.keys() == held.keys()
+        for name, entry in state.items():
+            same(entry["layers"][0], held[name])
