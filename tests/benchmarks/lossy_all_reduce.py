@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dblp.collectives.carry import PIECE, Residual
+from dblp.collectives.carry import Residual
+from dblp.collectives.pieces import PIECE
 from dblp.collectives.priority import Layers, Priority, Tagger
 from dblp.collectives.reduction import DTYPES
 from dblp.transport.policy import Fill, Policy, Tags

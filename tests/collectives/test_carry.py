@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dblp.collectives.carry import PIECE, Account, CarryStore, Residual
+from dblp.collectives.carry import Account, CarryStore, Residual
+from dblp.collectives.pieces import PIECE
 from dblp.collectives.reduction import DTYPES, Op, narrow_bfloat16, widen_bfloat16
 from dblp.errors import ConfigError
 from dblp.transport.policy import Carry, CarryBound
