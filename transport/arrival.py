@@ -1,10 +1,10 @@
 """Finding the chunks in what comes from one peer.
 
 Theory of operation. Datagrams come as slabs, runs of equal length: trains of super-packets to ``on_train``, what is left of
-broken bursts to ``on_pieces``, all others to ``on_data``. A slab that is one intact burst with consecutive chunks, which is what
-loss-free networks deliver, is checked and placed with a fixed number of vectorised operations; anything else is split into groups
-of equal (message, class, burst) and takes the general path. A burst is acknowledged only if its chunks were accepted: placed,
-known already, void (the message is over), or held early.
+broken bursts to ``on_remnants``, all others to ``on_data``. A slab that is one intact burst with consecutive chunks, which is
+what loss-free networks deliver, is checked and placed with a fixed number of vectorised operations; anything else is split into
+groups of equal (message, class, burst) and takes the general path. A burst is acknowledged only if its chunks were accepted:
+placed, known already, void (the message is over), or held early.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dblp.transport.final import Finals
 from dblp.transport.inbox import Inbox
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import round_of
-from dblp.transport.pieces import Pieces, Rows
 from dblp.transport.port import Slab
+from dblp.transport.remnants import Remnants, Rows
 
 TRAIN_SUPERS = 32
 """Most super-packets that are checked and placed together."""
@@ -170,7 +170,7 @@ class Arrival:
         self._group(slab, start, count, tail if count == 1 else size, header, now)
         return count
 
-    def on_pieces(self, pieces: Pieces, rows: Rows, header: tuple[int, ...], now: float) -> bool:
+    def on_remnants(self, remnants: Remnants, rows: Rows, header: tuple[int, ...], now: float) -> bool:
         """Rows of one message and class, all DATA of this peer, of which the first has ``header``. False with nothing done if its
         receive is not posted, or something is wrong with one of them."""
         message = self._messages.get(header[8])
@@ -178,20 +178,20 @@ class Arrival:
             return False
         spec = message.spec
         assert spec is not None
-        chunks, positions = pieces.chunks(rows), pieces.positions(rows)
+        chunks, positions = remnants.chunks(rows), remnants.positions(rows)
         if (
-            spec.chunk_bytes != pieces.size - HEADER_BYTES
+            spec.chunk_bytes != remnants.size - HEADER_BYTES
             or header[9] != len(message.have)
             or int(chunks.max()) >= spec.nbytes // spec.chunk_bytes
             or int(positions.max()) >= wire.BURST_DATAGRAMS
         ):
             return False
-        self._inbox.place(message, chunks, pieces.payloads(rows), header[2] & wire.CLASS_MASK, now)
+        self._inbox.place(message, chunks, remnants.payloads(rows), header[2] & wire.CLASS_MASK, now)
         self._finals.finish_if_complete(message, now)
-        for row, count, mask in pieces.bursts(rows, positions):
-            slab, at = pieces.place_of(row)
-            header = pieces.header(row)
-            self._feedback.mark(slab, at, header, header[10], 1, mask, count * pieces.size)
+        for row, count, mask in remnants.bursts(rows, positions):
+            slab, at = remnants.place_of(row)
+            header = remnants.header(row)
+            self._feedback.mark(slab, at, header, header[10], 1, mask, count * remnants.size)
             if header[2] & _FLAGS:
                 self._on_flags(header[8], header, mask, now)
         return True

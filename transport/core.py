@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ClosedError, PeerError
-from dblp.transport import pieces, wire
+from dblp.transport import remnants, wire
 from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size_mismatch
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
@@ -37,9 +37,9 @@ from dblp.transport.message import (
 )
 from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
-from dblp.transport.pieces import Pieces
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import PeerReceiver
+from dblp.transport.remnants import Remnants
 from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
 from dblp.transport.standing import Standing, decode_state, encode_state
@@ -313,7 +313,7 @@ class Core:
         self._feedback_at = 0.0
         if batch:
             self._backlog.note(now - min(slab.received_at for slab in batch), now)
-        if pieces.few(batch):
+        if remnants.few(batch):
             self._take_slabs(batch, now)
         else:
             self._take_batch(batch, now)
@@ -323,13 +323,13 @@ class Core:
         """Take many slabs: those that are small and alike together."""
         run: list[Slab] = []
         for slab in batch:
-            if run and not pieces.joins(run[0], slab):
+            if run and not remnants.joins(run[0], slab):
                 if _is_feedback(slab):  # data does not depend on it
                     self._on_group(slab, 0, now)
                     continue
                 self._take_run(run, now)
                 run = []
-            if pieces.may_be_piece(slab):
+            if remnants.may_be_remnant(slab):
                 run.append(slab)
                 continue
             self._take_run(run, now)
@@ -339,14 +339,14 @@ class Core:
 
     def _take_run(self, run: Sequence[Slab], now: float) -> None:
         """Take neighbouring slabs of one size."""
-        if not pieces.worth(run):
+        if not remnants.worth(run):
             self._take_slabs(run, now)
             return
-        found = Pieces(run)
+        found = Remnants(run)
         for rows in found.groups():
             header = found.header(int(rows[0]))
             receiver = self._receiver_of(header, found.size)
-            if receiver is not None and receiver.on_pieces(found, rows, header, now):
+            if receiver is not None and receiver.on_remnants(found, rows, header, now):
                 self._heard(receiver, found.header(int(rows[-1])), now)
                 continue
             for slab, first, last in found.slabs_of(rows):

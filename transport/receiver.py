@@ -47,7 +47,7 @@ class PeerReceiver:
         self._drops = drops
         self._round_over = round_over
         # The parts' own methods, so that no call stands between: some are made for each burst.
-        self.on_train, self.on_data, self.on_pieces = arrival.on_train, arrival.on_data, arrival.on_pieces
+        self.on_train, self.on_data, self.on_remnants = arrival.on_train, arrival.on_data, arrival.on_remnants
         self.take_feedback = feedback.take
         self.take_early, self.forget = inbox.take_early, inbox.forget
         self.check, self.on_watermark = finals.finish_if_complete, finals.on_watermark

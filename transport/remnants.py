@@ -1,7 +1,7 @@
 """What is left of bursts that lost datagrams, or came one by one: the headers of many slabs, found together.
 
 Theory of operation. The kernel coalesces what follows without a gap, so each datagram that is lost cuts its burst in two, and a
-burst of loss leaves single datagrams; a slab at a time, each piece would cost what a whole train does. Here all datagrams of
+burst of loss leaves single datagrams; a slab at a time, each remnant would cost what a whole train does. Here all datagrams of
 neighbouring slabs of one size are taken as rows, whatever slab they lie in: their headers are gathered by their offsets in the
 arena, and rows whose headers agree in what makes a message (peer, path, class, message) become one group, in order of arrival.
 """
@@ -18,7 +18,7 @@ from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES
 from dblp.transport.port import Slab
 
-LEAST_PIECES = 3
+LEAST_REMNANTS = 3
 """Fewer are taken one by one."""
 MOST_SUPERS = 3
 """A stack of more is a train."""
@@ -47,8 +47,8 @@ _BURST = ~_mask({_CLASS: wire.ASK | wire.LAST, _COUNT: _ANY, **dict.fromkeys(ran
 """What changes from burst to burst of a group."""
 
 
-def may_be_piece(slab: Slab) -> bool:
-    """A slab that a run of pieces may hold."""
+def may_be_remnant(slab: Slab) -> bool:
+    """A slab that a run of remnants may hold."""
     return (
         slab.supers <= MOST_SUPERS
         and slab.last == slab.size > HEADER_BYTES
@@ -67,19 +67,19 @@ def joins(first: Slab, slab: Slab) -> bool:
 
 
 def few(batch: Sequence[Slab]) -> bool:
-    """A batch that cannot hold enough pieces: few slabs, and none of them of single datagrams in slots."""
-    if len(batch) >= LEAST_PIECES:
+    """A batch that cannot hold enough remnants: few slabs, and none of them of single datagrams in slots."""
+    if len(batch) >= LEAST_REMNANTS:
         return False
-    return not any(slab.count >= LEAST_PIECES and slab.stride > slab.size for slab in batch)
+    return not any(slab.count >= LEAST_REMNANTS and slab.stride > slab.size for slab in batch)
 
 
 def worth(run: Sequence[Slab]) -> bool:
-    """The pieces are so many, and so small, that their rows are cheaper found together; a single datagram in a slot is one."""
+    """The remnants are so many, and so small, that their rows are cheaper found together; a single datagram in a slot is one."""
     many = sum([slab.supers if slab.stride == slab.size else slab.count for slab in run])
-    return many >= LEAST_PIECES and sum([slab.count * slab.supers for slab in run]) <= MOST_MEAN * many
+    return many >= LEAST_REMNANTS and sum([slab.count * slab.supers for slab in run]) <= MOST_MEAN * many
 
 
-class Pieces:
+class Remnants:
     """The datagrams of a run of slabs, as rows."""
 
     def __init__(self, run: Sequence[Slab]) -> None:
@@ -133,8 +133,8 @@ class Pieces:
         return positions
 
     def bursts(self, rows: Rows, positions: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int, int]]:
-        """What of each burst follows on each other in ``rows`` of one group: the first row of its last piece, how many rows, the
-        mask of their positions."""
+        """What of each burst follows on each other in ``rows`` of one group: the first row of its last remnant, how many rows,
+        the mask of their positions."""
         headers = self.headers[rows]
         borders = _borders(_differ(headers, _BURST))
         bits = np.left_shift(np.uint64(1), positions, dtype=np.uint64)

@@ -1,10 +1,10 @@
-"""What taking the pieces of broken bursts together saves the receiver.
+"""What taking the remnants of broken bursts together saves the receiver.
 
-    python -m tests.benchmarks.pieces [--repeats 40] [--json FILE]
+    python -m tests.benchmarks.remnants [--repeats 40] [--json FILE]
 
 A batch of 30 bursts of one awaited message, of which a share of the datagrams was lost: the kernel coalesces what is left between
-two losses. The core takes it with and without ``dblp.transport.pieces``, in turn; the least time of each and their ratio. Chunks
-are copied to their places and nothing is added, so what adding costs is not in it.
+two losses. The core takes it with and without ``dblp.transport.remnants``, in turn; the least time of each and their ratio.
+Chunks are copied to their places and nothing is added, so what adding costs is not in it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dblp.cli.host import document, write_json
-from dblp.transport import pieces
+from dblp.transport import remnants
 from dblp.units import format_seconds
 from tests.transport.cores import numbers
-from tests.transport.test_pieces import arena_of, kept
 from tests.transport.test_receive_paths import PER_BURST, World, stream
+from tests.transport.test_remnants import arena_of, kept
 
 BURSTS = 30
 LOSSES = (0.0, 0.01, 0.02, 0.05, 0.3, 0.8)
@@ -38,15 +38,15 @@ def take(share: float) -> tuple[float, int]:
 
 def measure(share: float, repeats: int) -> dict[str, float]:
     """Both ways in turn."""
-    least, times = pieces.LEAST_PIECES, {"together": float("inf"), "apart": float("inf")}
+    least, times = remnants.LEAST_REMNANTS, {"together": float("inf"), "apart": float("inf")}
     try:
         for _ in range(repeats):
             for way, slabs in (("together", least), ("apart", 1 << 30)):
-                pieces.LEAST_PIECES = slabs
+                remnants.LEAST_REMNANTS = slabs
                 seconds, count = take(share)
                 times[way] = min(times[way], seconds)
     finally:
-        pieces.LEAST_PIECES = least
+        remnants.LEAST_REMNANTS = least
     return {
         "loss": share,
         "slabs": count,
@@ -69,7 +69,7 @@ def main() -> None:
         table.add_row(f"{row['loss']:.0%}", str(row["slabs"]), *seconds, f"{row['ratio']:.2f}")
     Console().print(table)
     if options.json is not None:
-        write_json(options.json, document("pieces", records))
+        write_json(options.json, document("remnants", records))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from dblp.transport import pieces, wire
+from dblp.transport import remnants, wire
 from dblp.transport.config import HEADER_BYTES
-from dblp.transport.pieces import Pieces
 from dblp.transport.port import Slab
+from dblp.transport.remnants import Remnants
 from dblp.transport.wire import Type
 from tests.transport.cores import SESSION, Cores, in_one_arena, numbers, slab_of, slabs_of
 from tests.transport.test_calls_per_burst import CallCounter
@@ -43,7 +43,7 @@ def test_what_a_lossy_network_leaves_is_what_its_datagrams_are(share, tagged):
     agree(data, [d for run in runs for d in run], arena_of(runs), classes=classes, scatter=True)
 
 
-def test_the_pieces_of_a_batch_are_placed_together():
+def test_the_remnants_of_a_batch_are_placed_together():
     data = numbers(30 * PER_BURST)
     runs = kept(stream(data), 0.1)
     world = World(data, scatter=True)
@@ -64,8 +64,8 @@ def calls_of(runs: list[list[bytes]], data: np.ndarray) -> int:
     return counter.calls
 
 
-def test_calls_grow_with_bursts_and_not_with_pieces():
-    """Each lost datagram cuts a burst; a piece at a time would take ten calls and more for each."""
+def test_calls_grow_with_bursts_and_not_with_remnants():
+    """Each lost datagram cuts a burst; a remnant at a time would take ten calls and more for each."""
     data = numbers(30 * PER_BURST)
     few, many = kept(stream(data), 0.02), kept(stream(data), 0.3)
     assert len(many) > 4 * len(few)
@@ -73,8 +73,8 @@ def test_calls_grow_with_bursts_and_not_with_pieces():
     assert calls_of(many, data) < 15 * 30 + 4 * len(many)
 
 
-def test_pieces_of_several_peers_and_feedback_between_them():
-    """Rank 2 awaits one message of each of two; their pieces come in turn, with answers to what it sent between."""
+def test_remnants_of_several_peers_and_feedback_between_them():
+    """Rank 2 awaits one message of each of two; their remnants come in turn, with answers to what it sent between."""
     cores, data = Cores(3), {rank: numbers(6 * PER_BURST) + rank for rank in range(2)}
     cores.begin()
     sinks = {rank: cores.receive(2, rank, data[rank], scatter=True) for rank in data}
@@ -110,13 +110,13 @@ def test_one_wrong_datagram_costs_the_others_nothing():
         assert int(world.sink.times.sum()) == sum(map(len, runs)) - 1
 
 
-def test_a_message_that_is_not_posted_holds_its_pieces_early():
+def test_a_message_that_is_not_posted_holds_its_remnants_early():
     data = numbers(4 * PER_BURST)
     runs = kept(stream(data), 0.1)
     agree(data, [d for run in runs for d in run], arena_of(runs), posted=False)
 
 
-def test_round_trips_are_measured_by_the_last_piece():
+def test_round_trips_are_measured_by_the_last_remnant():
     """What is echoed is a datagram's own time of sending beside its own arrival."""
     data = numbers(8 * PER_BURST)
     world = World(data)
@@ -135,7 +135,7 @@ def test_round_trips_are_measured_by_the_last_piece():
     assert path.echo_at == pytest.approx(1.507)
 
 
-def test_singles_in_slots_are_pieces_too():
+def test_singles_in_slots_are_remnants_too():
     """A burst of loss leaves datagrams that nothing was coalesced with: one slab, each in a slot of its own."""
     data = numbers(30 * PER_BURST)
     alone = [run[0] for run in kept(stream(data), 0.8)]
@@ -157,21 +157,21 @@ def test_singles_in_slots_are_pieces_too():
     world.hand_over(slabs)
     assert world.sink is not None
     assert len(world.sink.calls) == 1
-    assert not pieces.few(slabs[:1])
-    assert pieces.worth(slabs[:1])
+    assert not remnants.few(slabs[:1])
+    assert remnants.worth(slabs[:1])
 
 
 def test_whole_bursts_are_taken_as_they_are():
     data = numbers(5 * PER_BURST)
-    assert not pieces.worth(arena_of(kept(stream(data), 0.0)))
-    assert pieces.few([slab_of(stream(data)[:PER_BURST])] * 2)
+    assert not remnants.worth(arena_of(kept(stream(data), 0.0)))
+    assert remnants.few([slab_of(stream(data)[:PER_BURST])] * 2)
 
 
 def test_sizes_that_are_no_words_are_taken_one_by_one():
     odd = slab_of([bytes(HEADER_BYTES + 13)] * 3)
-    assert not pieces.may_be_piece(odd)
-    assert pieces.may_be_piece(slab_of([bytes(HEADER_BYTES + 16)] * 3))
-    assert not pieces.may_be_piece(slab_of([bytes(HEADER_BYTES + 16)] * 3 + [bytes(HEADER_BYTES)]))
+    assert not remnants.may_be_remnant(odd)
+    assert remnants.may_be_remnant(slab_of([bytes(HEADER_BYTES + 16)] * 3))
+    assert not remnants.may_be_remnant(slab_of([bytes(HEADER_BYTES + 16)] * 3 + [bytes(HEADER_BYTES)]))
 
 
 def test_the_rows_of_a_stack_are_those_of_its_super_packets():
@@ -184,7 +184,7 @@ def test_the_rows_of_a_stack_are_those_of_its_super_packets():
     run = in_one_arena(
         [stack, slab_of(datagrams[2 * PER_BURST : 3 * PER_BURST]), slab_of(datagrams[150:200])]
     )
-    found = Pieces(run)
+    found = Remnants(run)
     (rows,) = found.groups()
     assert found.chunks(rows).tolist() == [*range(3 * PER_BURST), *range(150, 200)]
     slab, at = found.place_of(PER_BURST + 3)
