@@ -24,6 +24,8 @@ from dblp.units import picoseconds
 
 SLICE_EVENTS = 4_000_000
 """Events between two looks at the keyboard: about a second."""
+FREE_PACKETS = 4096
+"""At first; twice as many whenever they run out."""
 SAMPLES = 256
 MOST_SAMPLED_LINKS = 8_192
 """Of fabrics with more, only the largest backlogs are noted: samples would take longer than the run."""
@@ -144,7 +146,7 @@ def make_arrays(plan: Plan, *, sampled: bool = False) -> k.Arrays:
     pairs = fabric.hosts**2 if any(spec.portions for spec in legs(scenario)) else 1
     arrays = k.Arrays(
         meta=meta,
-        packets=_free_packets(4096),
+        packets=_free_packets(int(meta[0]["free_count"])),
         flows=flows,
         chunks=np.zeros(max(int(flows["chunks"].sum()), 1), k.CHUNK),
         links=_links_array(fabric),
@@ -305,7 +307,9 @@ def _meta(plan: Plan, flows: k.Array) -> k.Array:
     scenario, fabric = plan.scenario, plan.fabric
     meta = np.zeros(1, k.META)
     row = meta[0]
-    row["free_count"], row["free_head"] = 4096, 0
+    most = max(_train_packets(spec) for spec in legs(scenario))
+    row["most_packets"] = k.MARGIN + 4 * scenario.topology.planes + most
+    row["free_count"], row["free_head"] = FREE_PACKETS + 16 * most, 0
     row["timed_left"] = flows["timed"].sum()
     row["sample_every"] = FIRST_SAMPLE_PS
     row["buffer"], row["header"] = scenario.switch.buffer, scenario.switch.header
@@ -320,8 +324,15 @@ def _meta(plan: Plan, flows: k.Array) -> k.Array:
     row["queues"] = scenario.switch.queues
     row["policy"] = k.POLICY_CODES[scenario.routing.policy]
     row["freeze"] = picoseconds(scenario.routing.freeze)
-    row["max_fan"] = 2 * flows["successors"].max() + 64
+    row["max_fan"] = 2 * flows["successors"].max() + 64 + 2 * most  # a packet may arm two
     return meta
+
+
+def _train_packets(spec: TransportSpec) -> int:
+    """Packets that leave a card at once: a train of those that send in portions, a window of others up to what is free."""
+    if spec.portions:
+        return k.TRAIN_BURSTS * max(BURST_BYTES // spec.packet, 1)
+    return 1 if spec.card else 0
 
 
 def _links_array(fabric: Fabric) -> k.Array:

@@ -657,3 +657,37 @@ def test_a_plan_says_what_was_drawn():
     plan = make_plan(leaf_spine("dctcp", "ecmp"), 3)
     assert isinstance(plan, Plan)
     assert plan.ideal_loads[plan.fabric.fabric_links()].max() > 0
+
+
+@pytest.mark.parametrize("hosts", [3, 4])
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_hosts_that_hand_over_whole_windows_find_room_for_them(algorithm, hosts):
+    """Windows of megabytes leave in one event, each packet a flow with a timer of its own: more than was free. Room is made
+    before the next event, and the host goes on."""
+    run = star(
+        topology__hosts=hosts,
+        switch__buffer="16M",
+        transport={"model": "dblp", "packet": 1456, "header": 48, "ack": 140, "target": "1.2ms", "flow_target": "400us",
+                   "card": True, "portions": 4, "min_rto": "8ms", "initial_window": 65536},
+        workload__algorithm=algorithm, workload__size="8M", workload__segment=1408,
+    )  # fmt: skip
+    outcome = run_packet(run)
+    assert outcome.ended == "done"
+    wire_s = 2 * (hosts - 1) / hosts * (8 << 20) * 8 / 10e9
+    assert wire_s < outcome.times_s[0] < 2 * wire_s
+    again = run_packet(run)
+    assert again.times_s.tobytes() == outcome.times_s.tobytes()
+    assert np.array_equal(again.flows, outcome.flows)
+
+
+def test_little_room_changes_no_time(monkeypatch):
+    """However few packets there are at first."""
+    run = star(
+        topology__hosts=2,
+        switch__buffer="16M",
+        transport={"model": "dblp", "card": True, "target": "1.2ms"},
+        workload__size="4M",
+    )
+    plenty = run_packet(run)
+    monkeypatch.setattr("dblp.sim.fabric.packet.FREE_PACKETS", 200)
+    assert run_packet(run).times_s[0] == pytest.approx(plenty.times_s[0], rel=0.1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dblp.sim.fabric.kernel.access import flows, meta, nodes, paths, rings, transports
 from dblp.sim.fabric.kernel.compiled import compiled, inlined
 from dblp.sim.fabric.kernel.heap import set_timer
+from dblp.sim.fabric.kernel.ports import cramped
 from dblp.sim.fabric.kernel.sender import (
     BURST_BYTES,
-    TRAIN_BURSTS,
     first_repair,
     has_work,
     pace,
@@ -18,7 +18,7 @@ from dblp.sim.fabric.kernel.sender import (
     sendable,
     window_full,
 )
-from dblp.sim.fabric.kernel.state import EVENTS, NONE, PACE, RINGS, TURN, WAITING, World
+from dblp.sim.fabric.kernel.state import EVENTS, NONE, PACE, RINGS, TRAIN_BURSTS, TURN, WAITING, World
 
 
 @inlined
@@ -208,11 +208,22 @@ def send_turn(w: World, now: int, place: int) -> bool:
     return True
 
 
+@inlined
+def turn_again(w: World, now: int, host: int) -> None:
+    """A host goes on when all else that is due now is done."""
+    if not nodes(w)[host].turn_armed:
+        nodes(w)[host].turn_armed = 1
+        set_timer(w, now, host * EVENTS + TURN)
+
+
 @compiled
 def take_turns(w: World, now: int, host: int) -> None:
     """All that the windows of a host's paths let go, a burst or train to each peer in turn."""
     n, idle = nodes(w)[host], 0
     while idle < meta(w).hosts:
+        if cramped(w):
+            turn_again(w, now, host)
+            return
         place = host * meta(w).hosts + n.peer
         n.peer = n.peer + 1 if n.peer + 1 < meta(w).hosts else 0
         if paths(w)[place].head != NONE and send_turn(w, now, place):
@@ -239,13 +250,10 @@ def on_pace(w: World, now: int, place: int) -> None:
 def join(w: World, now: int, flow: int) -> None:
     """A flow in portions starts: it leaves when all others have joined that start now."""
     f = flows(w)[flow]
-    n = nodes(w)[f.source]
     flows(w)[f.message].offered += f.chunks
     join_message(w, flow)
     join_path(w, f.message)
-    if not n.turn_armed:
-        n.turn_armed = 1
-        set_timer(w, now, f.source * EVENTS + TURN)
+    turn_again(w, now, f.source)
 
 
 @compiled
@@ -260,7 +268,7 @@ def wake(w: World, now: int, flow: int) -> None:
         take_turns(w, now, f.source)
         return
     if t.card:
-        while sendable(w, flow):
+        while sendable(w, flow) and not cramped(w):  # the next answer wakes it again
             send_chunk(w, now, flow, 1)
         return
     if not f.on_ring and sendable(w, flow):

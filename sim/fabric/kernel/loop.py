@@ -20,7 +20,6 @@ from dblp.sim.fabric.kernel.state import (
     LINK_CHANGE,
     LINK_DOWN,
     LINK_LOSS,
-    MARGIN,
     MORE_PACKETS,
     MORE_TIMERS,
     NOTHING_LEFT,
@@ -145,7 +144,7 @@ def run(w: World, until: int, events: int) -> int:
             return ALL_DONE
         if m.heap + m.timers == 0:
             return NOTHING_LEFT
-        if m.free_count < MARGIN + 4 * m.planes:
+        if m.free_count < m.most_packets:
             return MORE_PACKETS
         if meta(w).timers_room - m.timers < m.max_fan:
             return MORE_TIMERS

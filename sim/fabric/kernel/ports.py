@@ -31,6 +31,13 @@ def take_packet(w: World) -> int:
 
 
 @inlined
+def cramped(w: World) -> bool:
+    """Packets or timers are running out: the loop makes room before the next event, so what can wait until then should."""
+    m = meta(w)
+    return bool(m.free_count < m.most_packets or m.timers_room - m.timers < m.max_fan)
+
+
+@inlined
 def free_packet(w: World, packet: int) -> None:
     """Give a packet back."""
     m = meta(w)

@@ -24,6 +24,7 @@ from dblp.sim.fabric.kernel.state import (
     SAMPLES_KEPT,
     SENT,
     STOP_STALL,
+    TRAIN_BURSTS,
     TWINS,
     UNLIMITED,
     World,
@@ -46,8 +47,6 @@ CATCH_UP_BYTES = 65_536
 """What leaves at once where pacing is late (``dblp.transport.departure.CATCH_UP_BYTES``)."""
 TICK_PS = 1e9
 """Most that it is late (``dblp.transport.departure.TICK_S``)."""
-TRAIN_BURSTS = 32
-"""Most bursts that leave together (``dblp.transport.burst.TRAIN_BURSTS``)."""
 MOST_BACKOFF = 6
 """A timeout doubles so many times at most."""
 

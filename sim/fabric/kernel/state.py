@@ -48,8 +48,10 @@ CACHED_PATHS = 8
 """REPS: entropies that a flow remembers (its artifact's circular buffer)."""
 SAMPLES_KEPT = 8
 """Round trips, the least of which counts (``dblp.transport.congestion.delay.FILTER_SAMPLES``)."""
+TRAIN_BURSTS = 32
+"""Most bursts that leave together (``dblp.transport.burst.TRAIN_BURSTS``)."""
 MARGIN = 64
-"""Free packets that one event may take."""
+"""Free packets that one event may take, where none sends a whole window."""
 
 
 def _struct(**fields: str) -> np.dtype[Any]:
@@ -132,10 +134,11 @@ META = _struct(
     time="""now sequence heap timers free_count free_head hops events timed_left timed_failed buffer seed sample_every
         sample_row freeze""",
     float="alpha",
-    int="hosts queues policy header paths known_down planes max_fan timers_room series_rows link_count",
+    int="hosts queues policy header paths known_down planes max_fan most_packets timers_room series_rows link_count",
     flag="shared push_out trim handled",
 )
-"""One row: clock, sizes of the heaps, settings. ``handled``: the first of the links' heap is the event that is being handled."""
+"""One row: clock, sizes of the heaps, settings. ``max_fan``, ``most_packets``: timers and packets that one event may take, if
+those that send much look at ``cramped`` meanwhile. ``handled``: the first of the links' heap is the event that is being handled."""
 
 
 World = int
