@@ -138,7 +138,8 @@ META = _struct(
     flag="shared push_out trim handled",
 )
 """One row: clock, sizes of the heaps, settings. ``max_fan``, ``most_packets``: timers and packets that one event may take, if
-those that send much look at ``cramped`` meanwhile. ``handled``: the first of the links' heap is the event that is being handled."""
+those that send much look at ``cramped`` meanwhile. ``handled``: the first of the links' heap is the event that is being
+handled."""
 
 
 World = int
