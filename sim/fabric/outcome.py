@@ -28,7 +28,8 @@ class Outcome:
     """The workload's flows: source, target, bytes, cls, leg, ready_s, start_s, finish_s, chunks, missing, lost (structured).
     Empty of the exact engine, which notes none."""
     missing_share: float
-    """Share of the workload's chunks that receivers went on without."""
+    """Share of the workload's chunks that receivers went on without, of flows that failed what had not come; NaN of the exact
+    engine where a round failed: its endpoints report nothing of that."""
     link_names: tuple[str, ...]
     """All links (L)."""
     link_bytes: Ints

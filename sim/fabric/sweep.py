@@ -287,6 +287,7 @@ def _read(folder: Path | None, case: Case) -> CaseResult | None:
             "point": case.point,
             "times_s": tuple(math.nan if t is None else t for t in table["times_s"]),
             "max_load_ratio": math.nan if table["max_load_ratio"] is None else table["max_load_ratio"],
+            "missing_share": math.nan if table["missing_share"] is None else table["missing_share"],
             "counts": {name: tuple(pair) for name, pair in table["counts"].items()},
             "rounds": {
                 name: tuple(math.nan if value is None else value for value in values)
@@ -305,6 +306,7 @@ def _write(folder: Path | None, result: CaseResult) -> None:
     table = asdict(result)
     table["times_s"] = [none_for_nan(t) for t in result.times_s]
     table["max_load_ratio"] = none_for_nan(result.max_load_ratio)
+    table["missing_share"] = none_for_nan(result.missing_share)
     table["picture"] = _plain(result.picture)
     table["rounds"] = {
         name: [none_for_nan(value) for value in values] for name, values in result.rounds.items()
@@ -368,7 +370,7 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
         "max_link_load_ratio": max(ratios) if ratios else None,
         "paper": None,
         "ours": None,
-        "missing_share": float(np.mean([r.missing_share for r in mine])),
+        "missing_share": none_for_nan(float(np.mean([r.missing_share for r in mine]))),
         "unfinished": sum(r.ended != "done" for r in mine),
         "seeds": len(mine),
         "hops": sum(r.hops for r in mine),

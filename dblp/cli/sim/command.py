@@ -286,9 +286,9 @@ def headings(rows: Sequence[dict[str, Any]]) -> list[str]:
 def cells(row: dict[str, Any], shown: Sequence[str]) -> list[str]:
     """A record's figures as text, under the headings that are ``shown``."""
     seconds = ["-" if row[name] is None else format_seconds(row[name]) for name in ("completion_s", "p99_s")]
-    ratio = row["max_link_load_ratio"]
+    ratio, missing = row["max_link_load_ratio"], row["missing_share"]
     load = "-" if ratio is None else f"{ratio:.3f}"
-    found = [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}"]
+    found = [str(row["hosts"]), *seconds, load, "-" if missing is None else f"{missing:.2%}"]
     if "unfinished" in shown:
         found.append(str(row["unfinished"]))
     if "sent_share" in row:
