@@ -121,10 +121,11 @@ _UNSAMPLED = {
 
 
 def _sending(flows: np.ndarray[Any, Any]) -> dict[str, list[Any]]:
-    """From when to when each host had a flow of each leg under way: flows that overlap, or nearly meet, are one row."""
-    shown = flows[
-        (flows["source"] < SHOWN_HOSTS) & np.isfinite(flows["start_s"]) & np.isfinite(flows["finish_s"])
-    ]
+    """From when to when each host had a flow of each leg under way: flows that overlap, or nearly meet, are one row. Those whose
+    deadline was over before they could start have a start of 0, and neither bytes that came nor any that were lost."""
+    never = (flows["start_s"] == 0.0) & (flows["missing"] == flows["chunks"]) & (flows["lost"] == 0)
+    ended = np.isfinite(flows["start_s"]) & np.isfinite(flows["finish_s"])
+    shown = flows[(flows["source"] < SHOWN_HOSTS) & ended & ~never]
     rows: list[list[Any]] = []
     if len(shown):
         gap = SEEN_SHARE * float(shown["finish_s"].max() - shown["start_s"].min())

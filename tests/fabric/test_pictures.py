@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,7 +13,8 @@ from dblp.cli.sim.command import headings, print_whole, records_table
 from dblp.cli.sim.palette import axis_names, point_text, whole_numbers
 from dblp.cli.sim.pictures import draw
 from dblp.sim.fabric import packet
-from dblp.sim.fabric.experiment import read_experiment
+from dblp.sim.fabric.experiment import load_experiment, read_experiment
+from dblp.sim.fabric.packet import run_packet
 from dblp.sim.fabric.sweep import CaseResult, records, run_case
 
 STAR = """
@@ -122,6 +124,20 @@ def test_a_time_line_shows_both_legs_of_a_run_of_many_flows():
     }
     assert len(flows["source"]) < 100
     assert max(flows["finish_s"]) == pytest.approx(run_case(case).times_s[0], rel=0.01)
+
+
+def test_a_flow_whose_deadline_was_over_before_it_could_start_has_no_bar():
+    """One in a hundred of OptiReduce's second leg, at a tail of 3: they were drawn from 0 on."""
+    experiment = load_experiment("optireduce")
+    case = next(
+        c for c in experiment.cases([0]) if c.policy == "optireduce" and c.point == (("workload.tail", 3.0),)
+    )
+    table = run_packet(case.scenario).flows
+    assert np.any((table["leg"] == 1) & (table["start_s"] == 0.0)), "there are such"
+    flows = run_case(case, pictured=True).picture["flows"]
+    first = min(table["finish_s"][table["leg"] == 0])
+    starts = [start for leg, start in zip(flows["leg"], flows["start_s"], strict=True) if leg == 1]
+    assert starts and min(starts) > first, "the second leg comes after the first"
 
 
 @pytest.mark.parametrize("engine", ["exact", "packet"])
