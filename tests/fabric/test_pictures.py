@@ -106,6 +106,9 @@ def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
     assert [line.get_label() for line in ports.lines] == ["switch>h0"], "the other had no backlog"
     for axis in (loads.xaxis, panels["reps: first leg blue, second red"].yaxis):
         assert all(float(place).is_integer() for place in axis.get_ticklocs())
+    assert figure.get_suptitle() == (
+        "star\nbelow: one run of each arm, size 1M, min_rto 10ms, loss 0.01, seed 0"
+    )
     figure.canvas.draw()
     for name in ("mean completion", "reps: busiest ports", "reps: link loads"):
         axes = panels[name]
@@ -162,6 +165,27 @@ def test_pictures_without_samples_show_the_largest_backlogs_and_say_so(engine, m
         assert "reps: link loads, all datagrams" in panels
     else:
         assert panels["reps: first leg blue, second red"].collections
+
+
+def test_pictures_of_runs_that_did_not_end_say_so_and_have_no_scale_of_nothing(monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    spines = "kind = 'leaf_spine', leaves = 2, spines = 2, hosts_per_leaf = 2"
+    text = STAR.split("[[arms]]")[0].replace('kind = "star", hosts = 4', spines)
+    text = text.replace("loss = 0.0", "loss = 1.0").replace("[scenario]", "[scenario]\nuntil = '1ms'")
+    experiment = read_experiment("cut", text)
+    found = [run_case(case, pictured=True) for case in experiment.cases([3])]
+    assert [result.ended for result in found] == ["until"]
+    draw(experiment, records(experiment, found), found)
+    panels = {axes.get_title(): axes for axes in figures[0].axes}
+    loads = panels["cut (not finished): link loads"]
+    assert not loads.images and [text.get_text() for text in loads.texts] == ["no traffic between switches"]
+    assert {"cut (not finished): busiest ports", "cut (not finished): when hosts send"} < set(panels)
+    bars = panels["mean completion"]
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["cut: 1 run not finished"]
+    assert [text.get_text() for text in bars.texts] == ["no time"]
+    assert figures[0].get_suptitle() == "star\nbelow: one run of each arm, seed 3"
 
 
 def test_axes_of_counts_have_whole_numbers():
