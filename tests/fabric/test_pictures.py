@@ -173,19 +173,25 @@ def test_pictures_of_runs_that_did_not_end_say_so_and_have_no_scale_of_nothing(m
     monkeypatch.setattr(pyplot, "close", figures.append)
     spines = "kind = 'leaf_spine', leaves = 2, spines = 2, hosts_per_leaf = 2"
     text = STAR.split("[[arms]]")[0].replace('kind = "star", hosts = 4', spines)
-    text = text.replace("loss = 0.0", "loss = 1.0").replace("[scenario]", "[scenario]\nuntil = '1ms'")
-    experiment = read_experiment("cut", text)
+    text = text.replace("[scenario]", "[scenario]\nuntil = '1ms'")
+    arms = "[[arms]]\npolicy = 'whole'\n[[arms]]\npolicy = 'cut'\nset = {'failures.0.loss' = 1.0}"
+    experiment = read_experiment("cut", text + arms)
     found = [run_case(case, pictured=True) for case in experiment.cases([3])]
-    assert [result.ended for result in found] == ["until"]
+    assert [result.ended for result in found] == ["done", "until"]
     draw(experiment, records(experiment, found), found)
     panels = {axes.get_title(): axes for axes in figures[0].axes}
     loads = panels["cut (not finished): link loads"]
     assert not loads.images and [text.get_text() for text in loads.texts] == ["no traffic between switches"]
     assert {"cut (not finished): busiest ports", "cut (not finished): when hosts send"} < set(panels)
     bars = panels["mean completion"]
-    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["cut: 1 run not finished"]
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["whole", "cut: 1 run not finished"]
     assert [text.get_text() for text in bars.texts] == ["no time"]
     assert figures[0].get_suptitle() == "star\nbelow: one run of each arm, seed 3"
+    whole = panels["whole: first leg blue, second red"]
+    assert whole.get_xlim()[1] < 1.0, "ms: what did not end has no length"
+    assert [text.get_text() for text in panels["cut (not finished): when hosts send"].texts] == [
+        "no flow ended"
+    ]
 
 
 def test_axes_of_counts_have_whole_numbers():

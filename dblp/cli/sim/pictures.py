@@ -45,7 +45,7 @@ def draw(
         draw_rounds(figure, grid, 1, experiment, results)
     _completion(figure.add_subplot(grid[0, 0]), experiment, results)
     _bars(figure.add_subplot(grid[0, 1:]), experiment, rows)
-    longest = max((_span(result) for result in pictured), default=1.0)
+    longest = max((_span(result) for result in pictured), default=0.0) or 1.0
     for number, result in enumerate(pictured, 1):
         _queues(figure.add_subplot(grid[number, 0]), result)
         _loads(figure.add_subplot(grid[number, 1]), result)
@@ -119,6 +119,7 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
         [point_text(point, "\n") for point in points if point],
         fontsize=7,
     )
+    axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
     axes.axhline(1.0, color="#888888", linewidth=0.8)
     _legend(axes, 8)  # of the completions beside it, too
@@ -146,7 +147,7 @@ def _queues(axes: Any, result: CaseResult) -> None:
     if busy:
         _legend(axes, 6)
     else:
-        axes.set_xlim(0.0, max(_span(result) * 1e3, 1e-9))
+        axes.set_xlim(0.0, (_span(result) or 1.0) * 1e3)
         _note(axes, "no port had a queue")
     axes.grid(alpha=0.3)
 
@@ -237,6 +238,8 @@ def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
     for source, leg, start, finish in zip(*(flows[name] for name in _FLOW_COLUMNS), strict=True):
         if source < SHOWN_HOSTS and start is not None and finish is not None and not math.isnan(finish):
             bars.setdefault((source, leg % 2), []).append((start * 1e3, max(finish - start, seen) * 1e3))
+    if not bars:
+        _note(axes, "no flow ended")
     halves = 0.4 if any(leg for _, leg in bars) else 0.8
     for (source, leg), spans in bars.items():
         axes.broken_barh(spans, (source - leg * halves, halves), facecolors=COLOURS[leg])
@@ -247,5 +250,6 @@ def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
 
 
 def _span(result: CaseResult) -> float:
+    """When its last flow ended; 0 if none did."""
     ends = [t for t in result.picture["flows"]["finish_s"] if t is not None and not math.isnan(t)]
-    return max(ends, default=1.0)
+    return max(ends, default=0.0)
