@@ -16,7 +16,7 @@ from dblp.sim.fabric.experiment import (
 )
 from dblp.sim.fabric.load import scenario
 from dblp.sim.fabric.models import make_trace
-from dblp.sim.fabric.packet import make_plan
+from dblp.sim.fabric.packet import make_plan, run_packet
 from dblp.sim.fabric.topology import make_fabric
 from dblp.sim.fabric.traces import buckets, load_trace, trace_names
 from dblp.units import picoseconds
@@ -79,6 +79,22 @@ def test_a_model_gives_the_defaults_of_its_transport():
         ({"switch.classes": [{"queue": 1}]}, "switch.classes[0].queue=1"),
         ({"switch.classes": [{"mark_max": "1K"}]}, "switch.classes[0].mark_max"),
         ({"switch.buffer": 0}, "switch.buffer=0"),
+        (
+            {"switch.buffer": 100},
+            "switch.buffer=100: room for a packet of transport is needed, 1500 bytes on the wire",
+        ),
+        (
+            {"switch.buffer": "1500", "pull_transport": {"packet": 1501}},
+            "switch.buffer=1500: room for a packet of pull_transport is needed, 1501 bytes",
+        ),
+        (
+            {"switch": {"buffer": 1499, "trim": True}},
+            "switch.buffer=1499: room for a packet of transport is needed, 1500 bytes on the wire",
+        ),
+        (
+            {"switch": {"buffer": 2999, "shared": True, "alpha": 0.5}},
+            "switch.buffer=2999: room for a packet of transport is needed, 1500 bytes on the wire, in alpha=0.5 of it",
+        ),
         ({"switch.alpha": 0.0}, "switch.alpha"),
         ({"transport.model": "quic"}, "transport.model='quic'"),
         ({"transport.loss_bound": 1.0}, "transport.loss_bound"),
@@ -102,6 +118,19 @@ def test_what_is_wrong_is_named(changes, field):
     with pytest.raises(ConfigError) as caught:
         scenario(changed(STAR, changes))
     assert str(caught.value).startswith(field), str(caught.value)
+
+
+def test_a_buffer_of_one_packet_passes_packets():
+    """What is refused is what passes none: one byte more does. Trimmed headers have as much room again."""
+    trims = {"buffer": 1500, "trim": True, "queues": 2, "classes": [{"queue": 1}]}
+    for switch, model in (
+        ({"buffer": 1500}, "dblp"),
+        (trims, "ndp"),
+        ({"buffer": 3000, "shared": True, "alpha": 0.5}, "dblp"),
+    ):
+        load = {"size": "12K", "algorithm": "direct"}
+        table = {**STAR, "switch": switch, "transport": {"model": model}, "workload": load}
+        assert run_packet(scenario(table)).ended == "done", switch
 
 
 def test_a_scenario_needs_a_topology():
