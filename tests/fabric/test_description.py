@@ -164,6 +164,32 @@ def test_what_does_not_fit_is_told_when_the_file_is_read_with_the_arm(changes, s
         read_experiment("mini", MINI.replace('"routing.policy" = "spray"', changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            '"topology.host_link.rate" = 10',
+            "topology.host_link.rate=10: a unit is needed: '10gbit', or '10bit'",
+        ),
+        ('"topology.host_link.rate" = "10"', "topology.host_link.rate='10': a unit is needed: '10gbit', or"),
+        (
+            '"topology.host_link" = {delay = 5.5}',
+            "topology.host_link.delay=5.5: a unit is needed: '5.5us', or '5.5s'",
+        ),
+        ('"failures" = [{link = "h0-switch", at = 1}]', "failures[0].at=1: a unit is needed: '1us', or '1s'"),
+        ('"background.transport" = {min_rto = 1}', "background.transport.min_rto=1: a unit is needed"),
+    ],
+)
+def test_rates_and_times_without_a_unit_are_refused_in_a_file(changes, says):
+    """10 was 10 bit/s. In tables from Python seconds are seconds; 0 is the same in any unit, and bytes are counted."""
+    with pytest.raises(ConfigError) as caught:
+        read_experiment("mini", MINI.replace('"routing.policy" = "spray"', changes))
+    assert str(caught.value).startswith(f"mini: arm 'spray': {says}"), str(caught.value)
+    zeros = '"topology.host_link" = {delay = 0}, "failures" = [{link = "h0-switch", at = 0.0}], "workload.size" = 4096'
+    assert read_experiment("mini", MINI.replace('"routing.policy" = "spray"', zeros)).cases([0])
+    assert scenario({**STAR, "until": 2}).until == 2.0
+
+
 def test_what_the_exact_engine_has_not_is_told_when_the_file_is_read():
     text = 'engine = "exact"\n' + MINI.replace(
         '"routing.policy" = "spray"', '"transport.stop" = "deadline", "transport.deadline" = "1ms"'
