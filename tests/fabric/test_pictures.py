@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from dblp.cli.sim.command import headings, print_whole, records_table
+from dblp.cli.sim.command import headings, print_whole, records_table, unfinished
 from dblp.cli.sim.palette import axis_names, point_text, whole_numbers
 from dblp.cli.sim.pictures import draw
 from dblp.sim.fabric import packet
@@ -88,6 +89,18 @@ def test_unfinished_runs_have_a_column_where_there_are_some():
     experiment = read_experiment("star", STAR)
     assert "unfinished" not in headings(records(experiment, results(experiment)))
     assert "unfinished" in headings(records(experiment, results(experiment, "failed")))
+
+
+def test_why_runs_did_not_finish_is_told_by_arm():
+    experiment = read_experiment("star", STAR)
+    done, late = results(experiment), results(experiment, "until")
+    assert unfinished(done) == ""
+    late = [r for r in late if r.policy == "reps"]
+    mixed = [*late, replace(late[0], ended="failed"), *(r for r in done if r.policy != "reps")]
+    assert unfinished(mixed) == (
+        "unfinished: 9 of 17 runs: reps (8 stopped at the scenario's `until`), "
+        "reps (1 failed: a flow or a round was given up)"
+    )
 
 
 def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
