@@ -331,8 +331,9 @@ def none_for_nan(value: float) -> float | None:
 
 
 def records(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[str, Any]]:
-    """One flat record for each arm and point, all seeds together; ``ours``: of the arm's first claim, ``paper`` where that is
-    of this point, or of the best of all."""
+    """One flat record for each arm and point, all seeds together: means, but for ``max_link_load_ratio``, the largest of all
+    seeds (None where no seed has one: see ``Outcome.max_load_ratio``), and ``missing_share``, None if it is unknown of one;
+    ``ours``: of the arm's first claim, ``paper`` where that is of this point, or of the best of all."""
     rows = []
     for point in experiment.points():
         for arm in experiment.arms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_unfinished_runs_have_a_column_where_there_are_some():
     experiment = read_experiment("star", STAR)
     assert "unfinished" not in headings(records(experiment, results(experiment)))
     assert "unfinished" in headings(records(experiment, results(experiment, "failed")))
+
+
+def test_the_largest_load_of_all_seeds_is_told_beside_means():
+    experiment = read_experiment("star", STAR.split("[axes]")[0])
+    cases = experiment.cases([0])[:1]
+    (first,) = [r for r in results(experiment) if r.policy == cases[0].policy]
+    other = replace(first, seed=1, max_load_ratio=3.0, missing_share=0.3)
+    (row,) = records(experiment, [first, other])
+    assert (row["max_link_load_ratio"], row["missing_share"]) == (3.0, pytest.approx(0.2))
+    (row,) = records(experiment, [first, replace(other, max_load_ratio=math.nan, missing_share=math.nan)])
+    assert (row["max_link_load_ratio"], row["missing_share"]) == (1.0, None)
+    (row,) = records(experiment, [run_case(cases[0])])
+    assert row["max_link_load_ratio"] is None, "a star has no links between switches"
 
 
 def test_why_runs_did_not_finish_is_told_by_arm():
