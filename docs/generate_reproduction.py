@@ -149,7 +149,8 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _network(row: Mapping[str, Any]) -> list[str]:
     load = row["max_link_load_ratio"]
     unfinished = f", {row['unfinished']} unfinished" if row["unfinished"] else ""
-    return ["-" if load is None else f"{load:.3f}", f"{row['missing_share']:.2%}{unfinished}"]
+    missing = "-" if row["missing_share"] is None else f"{row['missing_share']:.2%}"
+    return ["-" if load is None else f"{load:.3f}", f"{missing}{unfinished}"]
 
 
 def _compression(row: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,8 @@ The TOML of an experiment::
     against = "dctcp"
     measure = "p99_s"
     paper = -0.918
+
+Rates and times have units ("10gbit", "5us"); a number without one is refused, unless it is 0. Sizes without one are bytes.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ class Experiment:
         for point, arm in itertools.product(self.points(), self.arms):
             try:
                 table = self._table(point, arm)
-                _check_for(self.engine, scenario(table))
+                _check_for(self.engine, scenario(table, units=True))
             except ConfigError as error:
                 raise ConfigError(f"{self.name}: arm {arm.policy!r}: {error}") from None
             found += [self._case(arm, point, seed, table) for seed in seeds]

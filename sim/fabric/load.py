@@ -1,4 +1,8 @@
-"""Scenarios from TOML: tables into frozen values, units read by the field's type, errors with the field's full name."""
+"""Scenarios from TOML: tables into frozen values, units read by the field's type, errors with the field's full name.
+
+With ``units``, as experiments read their TOML, rates and times need one: 0 alone is the same in all. Tables made in Python may
+have seconds and bits per second as they are.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,16 @@ _UNITS: Mapping[Any, tuple[Callable[[str], float], type]] = {
     Seconds: (parse_seconds, float),
     BitsPerSecond: (parse_bps, float),
 }
+_EXAMPLES: Mapping[Any, tuple[str, str]] = {Seconds: ("us", "s"), BitsPerSecond: ("gbit", "bit")}
+"""Units that are told where one is missing: what may be meant, and what was read without."""
 
 
-def scenario(table: Mapping[str, Any]) -> Scenario:
-    """A scenario from a TOML table; raises ConfigError that names the field."""
-    return build(Scenario, table)
+def scenario(table: Mapping[str, Any], *, units: bool = False) -> Scenario:
+    """A scenario from a TOML table; raises ConfigError that names the field. ``units``: rates and times need one."""
+    return build(Scenario, table, units=units)
 
 
-def build(cls: type[T], table: Mapping[str, Any], place: str = "") -> T:
+def build(cls: type[T], table: Mapping[str, Any], place: str = "", *, units: bool = False) -> T:
     """An instance of a description's class from a table; ``place``: dotted name of the table, for errors."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{place}={table!r}: a table is expected")
@@ -39,7 +45,7 @@ def build(cls: type[T], table: Mapping[str, Any], place: str = "") -> T:
             near = difflib.get_close_matches(name, hints, n=1)
             meant = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(f"{_join(place, name)}: no such field{meant} Known are {', '.join(hints)}")
-    values = {name: _value(hints[name], value, _join(place, name)) for name, value in table.items()}
+    values = {name: _value(hints[name], value, _join(place, name), units) for name, value in table.items()}
     missing = [spec.name for spec in fields(cls) if _required(spec) and spec.name not in values]  # type: ignore[arg-type]
     if missing:
         raise ConfigError(f"{_join(place, missing[0])} is missing")
@@ -55,7 +61,7 @@ def _required(spec: Any) -> bool:
     return spec.default is MISSING and spec.default_factory is MISSING
 
 
-def _value(hint: Any, value: Any, place: str) -> Any:
+def _value(hint: Any, value: Any, place: str, units: bool) -> Any:
     """One field's value."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
@@ -63,10 +69,23 @@ def _value(hint: Any, value: Any, place: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{place}={value!r}: an array is expected")
         item = typing.get_args(hint)[0]
-        return tuple(_value(item, part, f"{place}[{number}]") for number, part in enumerate(value))
+        return tuple(_value(item, part, f"{place}[{number}]", units) for number, part in enumerate(value))
     if is_dataclass(hint):
-        return build(typing.cast(type, hint), value, place)
+        return build(typing.cast(type, hint), value, place, units=units)
+    if units and hint in _EXAMPLES:
+        _check_unit(hint, value, place)
     return _scalar(hint, value, place)
+
+
+def _check_unit(hint: Any, value: Any, place: str) -> None:
+    """Raise ConfigError for a number other than 0 that has no unit, a text or not."""
+    try:
+        bare = not isinstance(value, bool) and float(value) != 0.0
+    except (TypeError, ValueError):  # with a unit, or what is not even a number
+        return
+    meant, plain = _EXAMPLES[hint]
+    if bare:
+        raise ConfigError(f"{place}={value!r}: a unit is needed: '{value}{meant}', or '{value}{plain}'")
 
 
 def _scalar(hint: Any, value: Any, place: str) -> Any:

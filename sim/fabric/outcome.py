@@ -28,7 +28,8 @@ class Outcome:
     """The workload's flows: source, target, bytes, cls, leg, ready_s, start_s, finish_s, chunks, missing, lost (structured).
     Empty of the exact engine, which notes none."""
     missing_share: float
-    """Share of the workload's chunks that receivers went on without."""
+    """Share of the workload's chunks that receivers went on without, of flows that failed what had not come; NaN of the exact
+    engine where a round failed: its endpoints report nothing of that."""
     link_names: tuple[str, ...]
     """All links (L)."""
     link_bytes: Ints
@@ -36,9 +37,9 @@ class Outcome:
     link_peak: Ints
     """Largest backlog of each (L)."""
     max_load_ratio: float
-    """The most loaded link between switches, over what the most loaded one gets of ideal spraying, in planned bytes; NaN where
-    packets choose their paths one by one and none is planned: then of what was sent. NaN of
-    the exact engine, too: what it sends is not data alone."""
+    """The most loaded link between switches, over what the most loaded one gets of ideal spraying: in planned bytes; in
+    shares of those sent where packets choose their paths one by one, or flows leave theirs. NaN where nothing passes between
+    switches, as in a star, and of the exact engine: what it sends is not data alone."""
     counts: Mapping[str, tuple[int, int]]
     """Data and control packets: sent, delivered, trimmed, and dropped by reason."""
     queued: tuple[int, int]

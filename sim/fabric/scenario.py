@@ -219,8 +219,22 @@ class Scenario:
                 self.switch.trim,
                 f"{name} repairs by trims: it needs it",
             )
+            self._check_room(name, spec)
             many = spec.priority != "remaining" or self.switch.queues > 1
             check(many, "switch.queues", self.switch.queues, f"{name}.priority='remaining' needs 2 or more")
+
+    def _check_room(self, name: str, spec: TransportSpec) -> None:
+        """A queue that cannot hold one packet passes none, and the run would wait for its end. Trimmed headers have as much room
+        again."""
+        switch = self.switch
+        room = switch.buffer * (min(switch.alpha, 1.0) if switch.shared else 1.0)
+        of_shared = f", in alpha={switch.alpha:g} of it" if switch.shared and switch.alpha < 1 else ""
+        check(
+            room >= spec.packet,
+            "switch.buffer",
+            switch.buffer,
+            f"room for a packet of {name} is needed, {spec.packet} bytes on the wire{of_shared}",
+        )
 
     @property
     def ranks(self) -> int:

@@ -38,6 +38,7 @@ class Rounds:
         self.ratios: list[float] = []
         """Share of the gradient's bytes that a rank put into each round, indices included; 1: all; NaN of one that failed."""
         self._missing, self._chunks = 0, 0  # of all messages, as their receivers report them
+        self._failed = False
 
     async def run(self, number: int) -> float:
         """One round on all ranks, and its time; NaN if it failed."""
@@ -56,7 +57,8 @@ class Rounds:
         if self._compressions:
             self.ratios.append(self._share())
         failed = any(isinstance(result, DblpError) for result in results)
-        return float("nan") if failed else loop.time() - began
+        self._failed |= failed
+        return math.nan if failed else loop.time() - began
 
     def _gradients(self, number: int) -> list[npt.NDArray[np.float32]]:
         rng = np.random.default_rng([self._seed, number])
@@ -65,8 +67,8 @@ class Rounds:
 
     @property
     def missing_share(self) -> float:
-        """Share of the chunks that ranks went on without, in all rounds that ended."""
-        return self._missing / max(self._chunks, 1)
+        """Share of the chunks that ranks went on without; NaN if a round failed: what had come of it, nobody reports."""
+        return math.nan if self._failed else self._missing / max(self._chunks, 1)
 
     async def _call(self, rank: int, values: npt.NDArray[np.float32], number: int) -> Report:
         if not self._compressions:

@@ -121,10 +121,11 @@ _UNSAMPLED = {
 
 
 def _sending(flows: np.ndarray[Any, Any]) -> dict[str, list[Any]]:
-    """From when to when each host had a flow of each leg under way: flows that overlap, or nearly meet, are one row."""
-    shown = flows[
-        (flows["source"] < SHOWN_HOSTS) & np.isfinite(flows["start_s"]) & np.isfinite(flows["finish_s"])
-    ]
+    """From when to when each host had a flow of each leg under way: flows that overlap, or nearly meet, are one row. Those whose
+    deadline was over before they could start have a start of 0, and neither bytes that came nor any that were lost."""
+    never = (flows["start_s"] == 0.0) & (flows["missing"] == flows["chunks"]) & (flows["lost"] == 0)
+    ended = np.isfinite(flows["start_s"]) & np.isfinite(flows["finish_s"])
+    shown = flows[(flows["source"] < SHOWN_HOSTS) & ended & ~never]
     rows: list[list[Any]] = []
     if len(shown):
         gap = SEEN_SHARE * float(shown["finish_s"].max() - shown["start_s"].min())
@@ -287,6 +288,7 @@ def _read(folder: Path | None, case: Case) -> CaseResult | None:
             "point": case.point,
             "times_s": tuple(math.nan if t is None else t for t in table["times_s"]),
             "max_load_ratio": math.nan if table["max_load_ratio"] is None else table["max_load_ratio"],
+            "missing_share": math.nan if table["missing_share"] is None else table["missing_share"],
             "counts": {name: tuple(pair) for name, pair in table["counts"].items()},
             "rounds": {
                 name: tuple(math.nan if value is None else value for value in values)
@@ -305,6 +307,7 @@ def _write(folder: Path | None, result: CaseResult) -> None:
     table = asdict(result)
     table["times_s"] = [none_for_nan(t) for t in result.times_s]
     table["max_load_ratio"] = none_for_nan(result.max_load_ratio)
+    table["missing_share"] = none_for_nan(result.missing_share)
     table["picture"] = _plain(result.picture)
     table["rounds"] = {
         name: [none_for_nan(value) for value in values] for name, values in result.rounds.items()
@@ -328,8 +331,9 @@ def none_for_nan(value: float) -> float | None:
 
 
 def records(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[str, Any]]:
-    """One flat record for each arm and point, all seeds together; ``ours``: of the arm's first claim, ``paper`` where that is
-    of this point, or of the best of all."""
+    """One flat record for each arm and point, all seeds together: means, but for ``max_link_load_ratio``, the largest of all
+    seeds (None where no seed has one: see ``Outcome.max_load_ratio``), and ``missing_share``, None if it is unknown of one;
+    ``ours``: of the arm's first claim, ``paper`` where that is of this point, or of the best of all."""
     rows = []
     for point in experiment.points():
         for arm in experiment.arms:
@@ -368,7 +372,7 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
         "max_link_load_ratio": max(ratios) if ratios else None,
         "paper": None,
         "ours": None,
-        "missing_share": float(np.mean([r.missing_share for r in mine])),
+        "missing_share": none_for_nan(float(np.mean([r.missing_share for r in mine]))),
         "unfinished": sum(r.ended != "done" for r in mine),
         "seeds": len(mine),
         "hops": sum(r.hops for r in mine),

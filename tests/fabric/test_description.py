@@ -16,7 +16,7 @@ from dblp.sim.fabric.experiment import (
 )
 from dblp.sim.fabric.load import scenario
 from dblp.sim.fabric.models import make_trace
-from dblp.sim.fabric.packet import make_plan
+from dblp.sim.fabric.packet import make_plan, run_packet
 from dblp.sim.fabric.topology import make_fabric
 from dblp.sim.fabric.traces import buckets, load_trace, trace_names
 from dblp.units import picoseconds
@@ -79,6 +79,22 @@ def test_a_model_gives_the_defaults_of_its_transport():
         ({"switch.classes": [{"queue": 1}]}, "switch.classes[0].queue=1"),
         ({"switch.classes": [{"mark_max": "1K"}]}, "switch.classes[0].mark_max"),
         ({"switch.buffer": 0}, "switch.buffer=0"),
+        (
+            {"switch.buffer": 100},
+            "switch.buffer=100: room for a packet of transport is needed, 1500 bytes on the wire",
+        ),
+        (
+            {"switch.buffer": "1500", "pull_transport": {"packet": 1501}},
+            "switch.buffer=1500: room for a packet of pull_transport is needed, 1501 bytes",
+        ),
+        (
+            {"switch": {"buffer": 1499, "trim": True}},
+            "switch.buffer=1499: room for a packet of transport is needed, 1500 bytes on the wire",
+        ),
+        (
+            {"switch": {"buffer": 2999, "shared": True, "alpha": 0.5}},
+            "switch.buffer=2999: room for a packet of transport is needed, 1500 bytes on the wire, in alpha=0.5 of it",
+        ),
         ({"switch.alpha": 0.0}, "switch.alpha"),
         ({"transport.model": "quic"}, "transport.model='quic'"),
         ({"transport.loss_bound": 1.0}, "transport.loss_bound"),
@@ -102,6 +118,19 @@ def test_what_is_wrong_is_named(changes, field):
     with pytest.raises(ConfigError) as caught:
         scenario(changed(STAR, changes))
     assert str(caught.value).startswith(field), str(caught.value)
+
+
+def test_a_buffer_of_one_packet_passes_packets():
+    """What is refused is what passes none: one byte more does. Trimmed headers have as much room again."""
+    trims = {"buffer": 1500, "trim": True, "queues": 2, "classes": [{"queue": 1}]}
+    for switch, model in (
+        ({"buffer": 1500}, "dblp"),
+        (trims, "ndp"),
+        ({"buffer": 3000, "shared": True, "alpha": 0.5}, "dblp"),
+    ):
+        load = {"size": "12K", "algorithm": "direct"}
+        table = {**STAR, "switch": switch, "transport": {"model": model}, "workload": load}
+        assert run_packet(scenario(table)).ended == "done", switch
 
 
 def test_a_scenario_needs_a_topology():
@@ -133,6 +162,32 @@ def test_a_failure_of_a_link_that_is_not_there_is_refused(link, at):
 def test_what_does_not_fit_is_told_when_the_file_is_read_with_the_arm(changes, says):
     with pytest.raises(ConfigError, match=f"^mini: arm 'spray': {says}"):
         read_experiment("mini", MINI.replace('"routing.policy" = "spray"', changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            '"topology.host_link.rate" = 10',
+            "topology.host_link.rate=10: a unit is needed: '10gbit', or '10bit'",
+        ),
+        ('"topology.host_link.rate" = "10"', "topology.host_link.rate='10': a unit is needed: '10gbit', or"),
+        (
+            '"topology.host_link" = {delay = 5.5}',
+            "topology.host_link.delay=5.5: a unit is needed: '5.5us', or '5.5s'",
+        ),
+        ('"failures" = [{link = "h0-switch", at = 1}]', "failures[0].at=1: a unit is needed: '1us', or '1s'"),
+        ('"background.transport" = {min_rto = 1}', "background.transport.min_rto=1: a unit is needed"),
+    ],
+)
+def test_rates_and_times_without_a_unit_are_refused_in_a_file(changes, says):
+    """10 was 10 bit/s. In tables from Python seconds are seconds; 0 is the same in any unit, and bytes are counted."""
+    with pytest.raises(ConfigError) as caught:
+        read_experiment("mini", MINI.replace('"routing.policy" = "spray"', changes))
+    assert str(caught.value).startswith(f"mini: arm 'spray': {says}"), str(caught.value)
+    zeros = '"topology.host_link" = {delay = 0}, "failures" = [{link = "h0-switch", at = 0.0}], "workload.size" = 4096'
+    assert read_experiment("mini", MINI.replace('"routing.policy" = "spray"', zeros)).cases([0])
+    assert scenario({**STAR, "until": 2}).until == 2.0
 
 
 def test_what_the_exact_engine_has_not_is_told_when_the_file_is_read():

@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dblp.cli.sim.command import cells, headings
 from dblp.errors import ConfigError
 from dblp.sim.fabric.exact import run_exact
+from dblp.sim.fabric.experiment import read_experiment
 from dblp.sim.fabric.load import scenario
 from dblp.sim.fabric.packet import make_plan, run_packet
 from dblp.sim.fabric.spec import FailureSpec
 from dblp.sim.fabric.splitting import HashedPaths, fixed_loads
+from dblp.sim.fabric.sweep import records, run_cases
 from dblp.sim.fabric.topology import make_fabric
 from dblp.sim.port import Network
 from tests.fabric.scenarios import leaf_spine
@@ -220,6 +223,25 @@ def test_what_is_missing_under_a_bound_is_told():
     assert np.isnan(bounded.max_load_ratio)
     exact = run_exact(scenario({**table, "transport": {"packet": 1464}}))
     assert exact.missing_share == 0.0
+
+
+def test_a_round_of_which_nothing_arrived_is_not_told_to_miss_nothing(tmp_path):
+    """The endpoints report nothing of a round that failed: what is missing is unknown, and a folder of results keeps it so."""
+    toml = """
+        engine = "exact"
+        [scenario]
+        topology = {kind = "star", hosts = 2, host_link = {rate = "1gbit", delay = "50us"}}
+        transport = {packet = 1464}
+        workload = {algorithm = "direct", size = "64K", rounds = 2}
+        failures = [{link = "hosts", at = "1ns"}]
+    """
+    experiment = read_experiment("cut", toml)
+    cases = experiment.cases([0])
+    for found in (list(run_cases(cases, folder=tmp_path)), list(run_cases(cases, folder=tmp_path))):
+        assert found[0].ended == "failed" and np.isnan(found[0].missing_share)
+        (row,) = records(experiment, found)
+        assert row["missing_share"] is None and row["unfinished"] == 1
+        assert cells(row, headings([row])) == ["2", "-", "-", "-", "-", "1"]
 
 
 @pytest.mark.parametrize(

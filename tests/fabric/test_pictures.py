@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from dblp.cli.sim.command import headings, print_whole, records_table
+from dblp.cli.sim.command import headings, print_whole, records_table, unfinished
 from dblp.cli.sim.palette import axis_names, point_text, whole_numbers
 from dblp.cli.sim.pictures import draw
 from dblp.sim.fabric import packet
-from dblp.sim.fabric.experiment import read_experiment
+from dblp.sim.fabric.experiment import load_experiment, read_experiment
+from dblp.sim.fabric.packet import run_packet
 from dblp.sim.fabric.sweep import CaseResult, records, run_case
 
 STAR = """
@@ -88,6 +92,31 @@ def test_unfinished_runs_have_a_column_where_there_are_some():
     assert "unfinished" in headings(records(experiment, results(experiment, "failed")))
 
 
+def test_the_largest_load_of_all_seeds_is_told_beside_means():
+    experiment = read_experiment("star", STAR.split("[axes]")[0])
+    cases = experiment.cases([0])[:1]
+    (first,) = [r for r in results(experiment) if r.policy == cases[0].policy]
+    other = replace(first, seed=1, max_load_ratio=3.0, missing_share=0.3)
+    (row,) = records(experiment, [first, other])
+    assert (row["max_link_load_ratio"], row["missing_share"]) == (3.0, pytest.approx(0.2))
+    (row,) = records(experiment, [first, replace(other, max_load_ratio=math.nan, missing_share=math.nan)])
+    assert (row["max_link_load_ratio"], row["missing_share"]) == (1.0, None)
+    (row,) = records(experiment, [run_case(cases[0])])
+    assert row["max_link_load_ratio"] is None, "a star has no links between switches"
+
+
+def test_why_runs_did_not_finish_is_told_by_arm():
+    experiment = read_experiment("star", STAR)
+    done, late = results(experiment), results(experiment, "until")
+    assert unfinished(done) == ""
+    late = [r for r in late if r.policy == "reps"]
+    mixed = [*late, replace(late[0], ended="failed"), *(r for r in done if r.policy != "reps")]
+    assert unfinished(mixed) == (
+        "unfinished: 9 of 17 runs: reps (8 stopped at the scenario's `until`), "
+        "reps (1 failed: a flow or a round was given up)"
+    )
+
+
 def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures: list[Any] = []
@@ -104,6 +133,9 @@ def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
     assert [line.get_label() for line in ports.lines] == ["switch>h0"], "the other had no backlog"
     for axis in (loads.xaxis, panels["reps: first leg blue, second red"].yaxis):
         assert all(float(place).is_integer() for place in axis.get_ticklocs())
+    assert figure.get_suptitle() == (
+        "star\nbelow: one run of each arm, size 1M, min_rto 10ms, loss 0.01, seed 0"
+    )
     figure.canvas.draw()
     for name in ("mean completion", "reps: busiest ports", "reps: link loads"):
         axes = panels[name]
@@ -122,6 +154,20 @@ def test_a_time_line_shows_both_legs_of_a_run_of_many_flows():
     }
     assert len(flows["source"]) < 100
     assert max(flows["finish_s"]) == pytest.approx(run_case(case).times_s[0], rel=0.01)
+
+
+def test_a_flow_whose_deadline_was_over_before_it_could_start_has_no_bar():
+    """One in a hundred of OptiReduce's second leg, at a tail of 3: they were drawn from 0 on."""
+    experiment = load_experiment("optireduce")
+    case = next(
+        c for c in experiment.cases([0]) if c.policy == "optireduce" and c.point == (("workload.tail", 3.0),)
+    )
+    table = run_packet(case.scenario).flows
+    assert np.any((table["leg"] == 1) & (table["start_s"] == 0.0)), "there are such"
+    flows = run_case(case, pictured=True).picture["flows"]
+    first = min(table["finish_s"][table["leg"] == 0])
+    starts = [start for leg, start in zip(flows["leg"], flows["start_s"], strict=True) if leg == 1]
+    assert starts and min(starts) > first, "the second leg comes after the first"
 
 
 @pytest.mark.parametrize("engine", ["exact", "packet"])
@@ -146,6 +192,33 @@ def test_pictures_without_samples_show_the_largest_backlogs_and_say_so(engine, m
         assert "reps: link loads, all datagrams" in panels
     else:
         assert panels["reps: first leg blue, second red"].collections
+
+
+def test_pictures_of_runs_that_did_not_end_say_so_and_have_no_scale_of_nothing(monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    spines = "kind = 'leaf_spine', leaves = 2, spines = 2, hosts_per_leaf = 2"
+    text = STAR.split("[[arms]]")[0].replace('kind = "star", hosts = 4', spines)
+    text = text.replace("[scenario]", "[scenario]\nuntil = '1ms'")
+    arms = "[[arms]]\npolicy = 'whole'\n[[arms]]\npolicy = 'cut'\nset = {'failures.0.loss' = 1.0}"
+    experiment = read_experiment("cut", text + arms)
+    found = [run_case(case, pictured=True) for case in experiment.cases([3])]
+    assert [result.ended for result in found] == ["done", "until"]
+    draw(experiment, records(experiment, found), found)
+    panels = {axes.get_title(): axes for axes in figures[0].axes}
+    loads = panels["cut (not finished): link loads"]
+    assert not loads.images and [text.get_text() for text in loads.texts] == ["no traffic between switches"]
+    assert {"cut (not finished): busiest ports", "cut (not finished): when hosts send"} < set(panels)
+    bars = panels["mean completion"]
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["whole", "cut: 1 run not finished"]
+    assert [text.get_text() for text in bars.texts] == ["no time"]
+    assert figures[0].get_suptitle() == "star\nbelow: one run of each arm, seed 3"
+    whole = panels["whole: first leg blue, second red"]
+    assert whole.get_xlim()[1] < 1.0, "ms: what did not end has no length"
+    assert [text.get_text() for text in panels["cut (not finished): when hosts send"].texts] == [
+        "no flow ended"
+    ]
 
 
 def test_axes_of_counts_have_whole_numbers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from dblp.cli.options import parse_seeds
 from dblp.cli.output import check_folder, check_outputs, picture_form, write_file
 from dblp.cli.sim.palette import axis_names, point_text
 from dblp.errors import ConfigError
-from dblp.units import format_seconds
+from dblp.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,6 +168,8 @@ def _run(
     rows = records(experiment, results)
     found = claims(experiment, rows)
     print_whole(console, records_table(rows))
+    if said := unfinished(results):
+        console.print(said, highlight=False, soft_wrap=True, markup=False)
     if found:
         print_whole(console, claims_table(found))
     for note in filter(None, (experiment.paper and f"paper: {experiment.paper}", experiment.why)):
@@ -275,6 +278,20 @@ def records_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def unfinished(results: Sequence[CaseResult]) -> str:
+    """How many runs of which arms did not finish, and why; empty if all did."""
+    ends = Counter((result.policy, result.ended) for result in results if result.ended != "done")
+    arms = ", ".join(f"{policy} ({count} {_WHY[ended]})" for (policy, ended), count in ends.items())
+    return f"unfinished: {ends.total()} of {format_count(len(results), 'run')}: {arms}" if ends else ""
+
+
+_WHY = {
+    "until": "stopped at the scenario's `until`",
+    "failed": "failed: a flow or a round was given up",
+}
+"""What an unfinished run came to, by ``Outcome.ended``."""
+
+
 def headings(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Of the figures that ``cells`` gives."""
     found = ["hosts", "mean", "p99", "max link load", "missing"]
@@ -286,9 +303,9 @@ def headings(rows: Sequence[dict[str, Any]]) -> list[str]:
 def cells(row: dict[str, Any], shown: Sequence[str]) -> list[str]:
     """A record's figures as text, under the headings that are ``shown``."""
     seconds = ["-" if row[name] is None else format_seconds(row[name]) for name in ("completion_s", "p99_s")]
-    ratio = row["max_link_load_ratio"]
+    ratio, missing = row["max_link_load_ratio"], row["missing_share"]
     load = "-" if ratio is None else f"{ratio:.3f}"
-    found = [str(row["hosts"]), *seconds, load, f"{row['missing_share']:.2%}"]
+    found = [str(row["hosts"]), *seconds, load, "-" if missing is None else f"{missing:.2%}"]
     if "unfinished" in shown:
         found.append(str(row["unfinished"]))
     if "sent_share" in row:

@@ -14,6 +14,7 @@ from dblp.cli.sim.rounds_picture import draw_rounds, rows_of
 from dblp.sim.fabric.experiment import Experiment
 from dblp.sim.fabric.sweep import SHOWN_HOSTS, CaseResult, row_at
 from dblp.sim.log_axes import plain_numbers
+from dblp.units import format_count
 
 _DECADES = 10.0
 """Ratio of times from which their axis is logarithmic."""
@@ -27,8 +28,8 @@ _MOST_NAMES = 8
 def draw(
     experiment: Experiment, rows: Sequence[dict[str, Any]], results: Sequence[CaseResult], form: str = "png"
 ) -> bytes:
-    """One row of completion, then for each arm that has a picture its queues, loads and time line; or, of rounds that
-    compress, what was sent in each. ``form``: of matplotlib's."""
+    """One row of completion, then for each arm that has a picture its queues, loads and time line, of one run, which is told;
+    or, of rounds that compress, what was sent in each. ``form``: of matplotlib's."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -44,16 +45,30 @@ def draw(
         draw_rounds(figure, grid, 1, experiment, results)
     _completion(figure.add_subplot(grid[0, 0]), experiment, results)
     _bars(figure.add_subplot(grid[0, 1:]), experiment, rows)
-    longest = max((_span(result) for result in pictured), default=1.0)
+    longest = max((_span(result) for result in pictured), default=0.0) or 1.0
     for number, result in enumerate(pictured, 1):
         _queues(figure.add_subplot(grid[number, 0]), result)
         _loads(figure.add_subplot(grid[number, 1]), result)
         _time_line(figure.add_subplot(grid[number, 2]), result, longest)
-    figure.suptitle(experiment.title)
+    figure.suptitle("\n".join([experiment.title, *_below(pictured)]))
     buffer = io.BytesIO()
     figure.savefig(buffer, format=form, dpi=90)
     plt.close(figure)
     return buffer.getvalue()
+
+
+def _below(pictured: Sequence[CaseResult]) -> list[str]:
+    """Which point and seed the rows below the first show: one of them, where the first has all."""
+    runs = {(r.point, r.seed): None for r in pictured}
+    return [f"below: {titled('one run of each arm', point)}, seed {seed}" for point, seed in runs]
+
+
+def _name(result: CaseResult) -> str:
+    return result.policy + ("" if result.ended == "done" else " (not finished)")
+
+
+def _note(axes: Any, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color="#555555")
 
 
 def _completion(axes: Any, experiment: Experiment, results: Sequence[CaseResult]) -> None:
@@ -90,12 +105,21 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
     for number, arm in enumerate(experiment.arms):
         heights = [_over_first(rows, experiment, arm.policy, point) for point in points]
         places = np.arange(len(points)) + (number - (len(experiment.arms) - 1) / 2) * width
-        axes.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=arm.policy)
+        open_runs = sum(row["unfinished"] for row in rows if row["policy"] == arm.policy)
+        label = arm.policy + (f": {format_count(open_runs, 'run')} not finished" if open_runs else "")
+        axes.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=label)
+        for place, height in zip(places, heights, strict=True):
+            if math.isnan(height):
+                axes.text(
+                    place, 0.02, "no time", transform=axes.get_xaxis_transform(), rotation=90, ha="center", fontsize=7,
+                    color="#555555",
+                )  # fmt: skip
     axes.set_xticks(
         range(len(points) if points[0] else 0),
         [point_text(point, "\n") for point in points if point],
         fontsize=7,
     )
+    axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
     axes.axhline(1.0, color="#888888", linewidth=0.8)
     _legend(axes, 8)  # of the completions beside it, too
@@ -118,13 +142,13 @@ def _queues(axes: Any, result: CaseResult) -> None:
         axes.plot(
             times, np.array(backlog) / 1e3, color=COLOURS[number % len(COLOURS)], linewidth=0.9, label=name
         )
-    axes.set(xlabel="time (ms)", ylabel="backlog (kB)", title=f"{result.policy}: busiest ports")
+    axes.set(xlabel="time (ms)", ylabel="backlog (kB)", title=f"{_name(result)}: busiest ports")
     axes.set_ylim(bottom=0.0)
     if busy:
         _legend(axes, 6)
     else:
-        axes.set_xlim(0.0, max(_span(result) * 1e3, 1e-9))
-        axes.text(0.5, 0.5, "no port had a queue", transform=axes.transAxes, ha="center", color="#555555")
+        axes.set_xlim(0.0, (_span(result) or 1.0) * 1e3)
+        _note(axes, "no port had a queue")
     axes.grid(alpha=0.3)
 
 
@@ -134,7 +158,7 @@ def _peaks(axes: Any, result: CaseResult) -> None:
     axes.set_yticks(range(len(busy)), list(busy), fontsize=7)
     axes.invert_yaxis()
     axes.set(
-        xlabel=f"largest backlog (kB); {result.picture['unsampled']}", title=f"{result.policy}: busiest ports"
+        xlabel=f"largest backlog (kB); {result.picture['unsampled']}", title=f"{_name(result)}: busiest ports"
     )
     axes.grid(alpha=0.3)
 
@@ -148,7 +172,11 @@ def _loads(axes: Any, result: CaseResult) -> None:
     """Bytes of data on each link between switches, over their mean: a row for each source. Where there are none, as in a star,
     of the hosts' links."""
     # The exact engine counts what it sends by link, whatever it is.
-    title = f"{result.policy}: link loads" + (", all datagrams" if result.picture["no_flows"] else "")
+    title = f"{_name(result)}: link loads" + (", all datagrams" if result.picture["no_flows"] else "")
+    if not any(result.picture["loads"].values()):
+        _note(axes, "no traffic")
+        axes.set(title=title, xticks=[], yticks=[])
+        return
     links = [name.split(">") for name in result.picture["loads"]]
     inner = [(a, b) for a, b in links if not _is_host(a) and not _is_host(b)]
     if not inner:
@@ -158,7 +186,11 @@ def _loads(axes: Any, result: CaseResult) -> None:
     table = np.full((len(sources), len(targets)), np.nan)
     for a, b in inner:
         table[sources.index(a), targets.index(b)] = result.picture["loads"][f"{a}>{b}"]
-    mean = np.nanmean(table) or 1.0
+    mean = float(np.nanmean(table))
+    if not mean:
+        _note(axes, "no traffic between switches")
+        axes.set(title=title, xticks=[], yticks=[])
+        return
     image = axes.imshow(table / mean, aspect="auto", cmap="viridis", vmin=0.0, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label="bytes over the mean link's")
     for axis, names in ((axes.xaxis, targets), (axes.yaxis, sources)):
@@ -198,25 +230,26 @@ def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
     """When each host was sending: the first leg in the upper half of its row, the second in the lower."""
     flows = result.picture["flows"]
     if result.picture["no_flows"]:
-        axes.text(
-            0.5, 0.5, result.picture["no_flows"], transform=axes.transAxes, ha="center", color="#555555"
-        )
-        axes.set(title=f"{result.policy}: when hosts send", xticks=[], yticks=[])
+        _note(axes, result.picture["no_flows"])
+        axes.set(title=f"{_name(result)}: when hosts send", xticks=[], yticks=[])
         return
     seen = longest * _SEEN_SHARE
     bars: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for source, leg, start, finish in zip(*(flows[name] for name in _FLOW_COLUMNS), strict=True):
         if source < SHOWN_HOSTS and start is not None and finish is not None and not math.isnan(finish):
             bars.setdefault((source, leg % 2), []).append((start * 1e3, max(finish - start, seen) * 1e3))
+    if not bars:
+        _note(axes, "no flow ended")
     halves = 0.4 if any(leg for _, leg in bars) else 0.8
     for (source, leg), spans in bars.items():
         axes.broken_barh(spans, (source - leg * halves, halves), facecolors=COLOURS[leg])
     title = "first leg blue, second red" if halves < 0.8 else "when hosts send"
-    axes.set(xlabel="time (ms)", ylabel="sender", title=f"{result.policy}: {title}")
+    axes.set(xlabel="time (ms)", ylabel="sender", title=f"{_name(result)}: {title}")
     axes.set_xlim(0.0, longest * 1e3 * 1.02)
     whole_numbers(axes.yaxis)
 
 
 def _span(result: CaseResult) -> float:
+    """When its last flow ended; 0 if none did."""
     ends = [t for t in result.picture["flows"]["finish_s"] if t is not None and not math.isnan(t)]
-    return max(ends, default=1.0)
+    return max(ends, default=0.0)
