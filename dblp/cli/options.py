@@ -13,6 +13,8 @@ OLD_NAMES = {"png": "picture", "figure": "picture", "plot": "picture", "html": "
 """Names that options had, which commands still take without showing them, and the one name that all commands have now."""
 MOST_SEEDS = 100_000
 """Of one command: each is a run, or more."""
+LARGEST_SEED = 2**32 - 1
+"""What every generator of random numbers takes."""
 
 
 def parse_list(option: str, text: str, read: Callable[[str], T], what: str) -> list[T]:
@@ -88,7 +90,10 @@ def parse_seeds(text: str) -> list[int]:
         if count > MOST_SEEDS:
             raise ConfigError(f"--seeds {text!r}: {MOST_SEEDS} at most; a seed itself has a comma: '{text},'")
         return list(range(count))
-    return parse_list("--seeds", text.removesuffix(","), _at_least(0), what)
+    seeds = parse_list("--seeds", text.removesuffix(","), _at_least(0), what)
+    if max(seeds) > LARGEST_SEED:
+        raise ConfigError(f"--seeds {text!r}: {max(seeds)} is too large; the largest seed is {LARGEST_SEED}")
+    return seeds
 
 
 _SIZE = "a size of 4 bytes or more, such as 4K or 25M"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,11 +58,24 @@ def _check_page(option: str, path: Path) -> None:
 
 def check_folder(option: str, path: Path | None) -> None:
     """The same for a folder that a command fills."""
-    if path is None or path.is_dir():
+    if path is None:
         return
-    if path.exists():
+    if path.exists() and not path.is_dir():
         raise LocalError(f"{option} {path}: is a file; name a folder")
-    _check_parent(option, path, path)
+    made = not path.is_dir()
+    if made:
+        _check_parent(option, path, path)
+    try:
+        path.mkdir(exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise LocalError(
+            f"{option} {path}: cannot be written: {error.strerror}. Remedy: name a folder that can be"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            if made:
+                path.rmdir()
 
 
 def write_file(option: str, path: Path, content: bytes) -> None:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from dblp.errors import ConfigError
 from dblp.sim.fabric.scenario import Scenario
+from dblp.sim.fabric.size import check_size
 from dblp.sim.fabric.spec import check
 from dblp.sim.fabric.topology import Fabric, make_fabric
 from dblp.sim.fabric.traces import load_trace
 
 
 def check_fit(scenario: Scenario) -> None:
-    """Raise ConfigError that names the field: links that fail are there, groups divide the ranks, the trace can be read."""
+    """Raise ConfigError that names the field: links that fail are there, groups divide the ranks, the trace can be
+    read, memory holds the flows."""
     load = scenario.workload
     if load.kind == "training":
         load_trace(load.model)
+    check_size(scenario)
     grouped = load.kind in ("all_reduce", "training") and load.algorithm == "hierarchical"
     if scenario.failures or grouped:
         fabric = make_fabric(scenario.topology)
@@ -26,6 +29,7 @@ def check_fit(scenario: Scenario) -> None:
             check(
                 scenario.ranks % group == 0, "workload.group", group, f"{scenario.ranks} ranks are no multiple of it"
             )  # fmt: skip
+            check_size(scenario, group)
 
 
 def failed_links(scenario: Scenario, fabric: Fabric) -> list[list[int]]:

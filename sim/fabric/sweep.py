@@ -6,6 +6,7 @@ each result is written there when it comes, and a later sweep takes it from ther
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -278,7 +279,7 @@ def _next(left: deque[Case]) -> Case | None:
 
 def _read(folder: Path | None, case: Case) -> CaseResult | None:
     path = folder / f"{case.key}.json" if folder is not None else None
-    if path is None or not path.exists():
+    if path is None:
         return None
     try:
         table = json.loads(path.read_text())
@@ -295,15 +296,20 @@ def _read(folder: Path | None, case: Case) -> CaseResult | None:
                 for name, values in table["rounds"].items()
             },
         })  # fmt: skip
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LocalError(
+            f"{path}: cannot be read: {error.strerror}. Remedy: remove it, or name another folder"
+        ) from None
     except (KeyError, TypeError, ValueError):
         raise LocalError(f"{path}: not a result of this version: remove it") from None
 
 
 def _write(folder: Path | None, result: CaseResult) -> None:
-    """By way of a file beside it, so that a sweep that is killed leaves whole results only."""
+    """By way of a file beside it, so that a sweep that is killed leaves whole results only. Raises LocalError."""
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     table = asdict(result)
     table["times_s"] = [none_for_nan(t) for t in result.times_s]
     table["max_load_ratio"] = none_for_nan(result.max_load_ratio)
@@ -313,8 +319,17 @@ def _write(folder: Path | None, result: CaseResult) -> None:
         name: [none_for_nan(value) for value in values] for name, values in result.rounds.items()
     }
     beside = folder / f"{result.key}.part"
-    beside.write_text(json.dumps(table, allow_nan=False))
-    beside.rename(folder / f"{result.key}.json")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(table, allow_nan=False))
+        beside.rename(folder / f"{result.key}.json")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise LocalError(
+            f"{beside}: cannot be written: {error.strerror}. Remedy: free its disk, make it writable, or name another folder; "
+            "what was written before is kept there"
+        ) from None
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,6 @@ others."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dblp.sim.fabric.algorithms import PIPELINED, PLAIN, hierarchical, ps
+from dblp.sim.fabric.distributions import draw_sizes, mean_size
 from dblp.sim.fabric.fit import group_of
 from dblp.sim.fabric.graph import Floats, Graph, Ints, Tasks
 from dblp.sim.fabric.scenario import Scenario
@@ -22,15 +22,6 @@ BACKGROUND_LEG, BURST_LEG = 2, 3
 LOWEST_CLASS = 3
 Z99 = 2.326
 """99th percentile of the normal distribution, in standard deviations."""
-WEBSEARCH = (
-    (0, 0.0), (10_000, 0.15), (20_000, 0.2), (30_000, 0.3), (50_000, 0.4), (80_000, 0.53), (200_000, 0.6),
-    (1_000_000, 0.7), (2_000_000, 0.8), (5_000_000, 0.9), (10_000_000, 0.97), (30_000_000, 1.0),
-)  # fmt: skip
-"""Flow sizes of a web search cluster, bytes and share up to there (Alizadeh et al., DCTCP, SIGCOMM 2010), in the points that
-later simulations of it use; linear in between."""
-BURST_BYTES = ((1_500, 0.0), (15_000, 0.5), (60_000, 0.7), (500_000, 1.0))
-"""Microbursts: over 70 % last at most tens of us (Zhang et al., IMC 2017), that is 60 kB at 10 Gb/s."""
-DISTRIBUTIONS = {"websearch": WEBSEARCH, "burst": BURST_BYTES}
 
 
 def make_tasks(scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> Tasks:
@@ -40,24 +31,6 @@ def make_tasks(scenario: Scenario, fabric: Fabric, rng: np.random.Generator) -> 
     _background(graph, scenario, rng)
     _bursts(graph, scenario, rng)
     return _delayed(graph.build(), scenario, fabric, rng)
-
-
-def mean_size(sizes: str, fixed: int) -> float:
-    """Mean of a distribution of flow sizes, bytes."""
-    if sizes == "fixed":
-        return float(fixed)
-    points = DISTRIBUTIONS[sizes]
-    pairs = itertools.pairwise(points)
-    return float(sum((high - low) * (small + large) / 2.0 for (small, low), (large, high) in pairs))
-
-
-def draw_sizes(sizes: str, fixed: int, count: int, rng: np.random.Generator) -> Ints:
-    """Flow sizes from a distribution, bytes."""
-    if sizes == "fixed":
-        return np.full(count, fixed)
-    nbytes, shares = np.array(DISTRIBUTIONS[sizes]).T
-    drawn: Ints = np.maximum(np.interp(rng.random(count), shares, nbytes), 1).astype(np.int64)
-    return drawn
 
 
 def all_reduce(

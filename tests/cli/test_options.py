@@ -45,6 +45,7 @@ def test_names_keep_the_users_order():
         (lambda text: parse_time("--seconds", text), "20q", ["--seconds", "'20q'", "ms, us"]),
         (parse_seeds, "99999999999", ["--seeds", "100000 at most"]),
         (parse_seeds, "0", ["--seeds", "'0'"]),
+        (parse_seeds, "99999999999999999999,", ["--seeds", "the largest seed is 4294967295"]),
         (parse_seeds, "1,-1", ["--seeds", "'-1'"]),
         (lambda text: parse_choices("--arms", text, ["gloo"]), "glo", ["--arms", "'glo'", "gloo"]),
         (lambda text: parse_choice("--model", text, ["mlp", "cnn"]), "vit", ["--model", "'vit'", "mlp, cnn"]),

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -232,6 +233,22 @@ def test_a_broken_result_is_named(experiment, tmp_path):
         list(run_cases([case], folder=tmp_path))
 
 
+@pytest.mark.parametrize("broken", ["full", "folder", "no folder", "unreadable"])
+def test_a_result_that_cannot_be_kept_is_told_with_its_path(experiment, tmp_path, broken):
+    case = experiment.cases([0])[0]
+    folder, part = tmp_path, tmp_path / f"{case.key}.part"
+    if broken == "full":
+        part.symlink_to("/dev/full")
+    elif broken == "folder":
+        part.mkdir()
+    elif broken == "no folder":
+        folder = Path("/proc/dblp-results")
+    else:
+        (tmp_path / f"{case.key}.json").mkdir()
+    with pytest.raises(LocalError, match=rf"{case.key}.*cannot be .* Remedy"):
+        list(run_cases([case], folder=folder))
+
+
 def test_a_changed_scenario_is_another_case(experiment):
     keys = {case.key for case in experiment.cases([0, 1])}
     assert len(keys) == 8
@@ -370,6 +387,11 @@ def test_trace_writes_what_load_reads(tmp_path):
         (["run", "scale", "--processes", "-1"], "--processes -1"),
         (["run", "scale", "--processes", "2", "--ray", "local"], "one of the two"),
         (["run", "scale", "--seeds", "x"], "--seeds"),
+        (
+            ["run", "scale", "--resume", "/proc/dblp-results"],
+            "--resume /proc/dblp-results: cannot be written",
+        ),
+        (["run", "scale", "--resume", "/proc"], "--resume /proc: cannot be written"),
         (["trace", "alexnet", "--output", "x.json"], "known are resnet50"),
     ],
 )
