@@ -132,6 +132,19 @@ class Experiment:
     claims: tuple[Claim, ...]
     """The paper's figures."""
 
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What is run, as the TOML has it, and the digest of the code that runs it."""
+        arms = [{"policy": arm.policy, "set": dict(arm.changes)} for arm in self.arms]
+        axes = {name: list(values) for name, values in self.axes.items()}
+        return {
+            "engine": self.engine,
+            "scenario": dict(self.table),
+            "arms": arms,
+            "axes": axes,
+            "code": code_digest(),
+        }
+
     def points(self) -> Iterator[Point]:
         """All combinations of the axes' values."""
         for values in itertools.product(*self.axes.values()):

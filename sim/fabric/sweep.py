@@ -365,6 +365,25 @@ def records(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[
     return rows
 
 
+def runs(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[str, Any]]:
+    """One flat record for each run, arm by arm and seed by seed at each point: what the means of ``records`` are made of."""
+    order = {arm.policy: number for number, arm in enumerate(experiment.arms)}
+    points = list(experiment.points())
+    return [
+        {
+            "policy": r.policy,
+            **experiment.values(r.policy, r.point),
+            "seed": r.seed,
+            "ended": r.ended,
+            "completion_s": none_for_nan(measure(r.times_s, "completion_s")),
+            "p99_s": none_for_nan(measure(r.times_s, "p99_s")),
+            "max_link_load_ratio": none_for_nan(r.max_load_ratio),
+            "missing_share": none_for_nan(r.missing_share),
+        }
+        for r in sorted(results, key=lambda r: (points.index(r.point), order[r.policy], r.seed))
+    ]
+
+
 def row_at(
     experiment: Experiment, rows: Sequence[dict[str, Any]], policy: str, point: Point
 ) -> dict[str, Any] | None:

@@ -357,11 +357,21 @@ def test_run_writes_json_picture_and_page(tmp_path):
     assert table["command"] == "sim run"
     assert {row["policy"] for row in table["records"]} == {"random", "ethereal"}
     assert all(set(row) >= RECORD_KEYS for row in table["records"])
+    assert [(run["policy"], run["seed"], run["ended"]) for run in table["runs"]][:2] == [
+        ("random", 0, "done"),
+        ("ethereal", 0, "done"),
+    ]
+    assert table["runs"][0]["completion_s"] == table["records"][0]["completion_s"]
+    assert table["scenario"]["topology"]["kind"] == "leaf_spine"
+    assert table["engine"] == "packet"
     assert table["claims"][0]["ours"] is not None
     assert written["png"].read_bytes().startswith(b"\x89PNG")
     page = written["html"].read_text()
     assert "ethereal" in page
     assert "data:image/png;base64," in page
+    assert "How it was run" in page
+    assert "leaf_spine" in page
+    assert "packet engine, seeds 0" in page
 
 
 def test_list_shows_experiments_and_traces(capsys):

@@ -225,10 +225,13 @@ def _write(
     console: Console,
 ) -> None:
     from dblp.cli.host import document, write_json
+    from dblp.sim.fabric.sweep import runs
 
     if json is not None:
         facts = {"title": experiment.title, "paper": experiment.paper, "why": experiment.why, "claims": found}
-        write_json(json, document("sim run", rows, **facts))
+        write_json(
+            json, document("sim run", rows, **facts, **experiment.setting, runs=runs(experiment, results))
+        )
     if picture is not None or report is not None:
         from dblp.cli.sim.page import write_page
         from dblp.cli.sim.pictures import draw
@@ -238,7 +241,7 @@ def _write(
                 "--picture", picture, draw(experiment, rows, results, picture_form("--picture", picture))
             )
         if report is not None:
-            write_page(report, experiment, rows, found, draw(experiment, rows, results, "png"))
+            write_page(report, experiment, rows, found, results, draw(experiment, rows, results, "png"))
     for path in (json, picture, report):
         if path is not None:
             console.print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
