@@ -460,7 +460,7 @@ def test_trace_writes_what_load_reads(tmp_path):
     ("arguments", "error"),
     [
         (["run", "nothing"], "known are"),
-        (["run", "missing.toml"], "No such file"),
+        (["run", "missing.toml"], "No such file or directory; `dblp sim list`"),
         (["run", "scale", "--processes", "-1"], "--processes -1"),
         (["run", "scale", "--processes", "2", "--ray", "local"], "one of the two"),
         (["run", "scale", "--seeds", "x"], "--seeds"),
