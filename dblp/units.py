@@ -40,6 +40,8 @@ _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*
 
 
 def _parse(text: str, table: dict[str, float] | dict[str, int], what: str) -> float:
+    if text.strip().startswith("-") and _NUMBER.match(text.strip()[1:]):
+        raise ConfigError(f"{text!r} is not a {what}: it is negative")
     match = _NUMBER.match(text)
     if match is None or match[2].lower() not in table:
         units = ", ".join(unit for unit in table if unit)

@@ -205,7 +205,9 @@ def load_experiment(name: str) -> Experiment:
     try:
         text = Path(name).read_text()
     except OSError as error:
-        raise ConfigError(f"experiment {name}: {error.strerror}") from None
+        raise ConfigError(
+            f"experiment {name}: {error.strerror}; `dblp sim list` shows those of the package"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"experiment {name}: not TOML: it is no text") from None
     try:

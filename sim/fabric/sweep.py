@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -151,9 +151,10 @@ def run_cases(
     initializer: Callable[..., object] | None = None,
     initargs: tuple[Any, ...] = (),
     ray: str = "",
-) -> Iterator[CaseResult]:
-    """The results as they come. ``folder``: of results, read first and written to; ``initializer``: called in each new process;
-    ``ray``: address of a cluster that runs them instead (``cluster.check_address``).
+) -> Generator[CaseResult, None, None]:
+    """The results as they come; closed early, it ends those that run and keeps those that have come. ``folder``: of results, read
+    first and written to; ``initializer``: called in each new process; ``ray``: address of a cluster that runs them instead
+    (``cluster.check_address``).
 
     Raises what a case raises, and LocalError if a process is killed or the cluster is not there.
     """
@@ -165,34 +166,31 @@ def run_cases(
         else:
             yield known
     if ray:
-        coming = run_on_ray(left, ray, pictured)
+        for result in run_on_ray(left, ray, pictured):
+            _write(folder, result)
+            yield result
     else:
-        coming = _run_all(left, min(processes, len(left)), pictured, initializer, initargs)
-    for result in coming:
-        _write(folder, result)
-        yield result
+        helpers = _Helpers(deque(left), min(processes, len(left)), pictured, initializer, initargs)
+        try:
+            for result in _run_all(left, helpers):
+                _write(folder, result)
+                yield result
+        finally:
+            helpers.stop()
+            for result in helpers.kept():
+                _write(folder, result)
 
 
-def _run_all(
-    cases: Sequence[Case],
-    processes: int,
-    pictured: Callable[[Case], bool],
-    initializer: Callable[..., object] | None,
-    initargs: tuple[Any, ...],
-) -> Iterator[CaseResult]:
+def _run_all(cases: Sequence[Case], helpers: _Helpers) -> Iterator[CaseResult]:
+    """The results of this process and its helpers, as they come."""
     if any(case.engine == "packet" for case in cases):
         prepare()  # once, or each process would compile for itself
-    if processes <= 1:
-        for case in cases:
-            yield run_case(case, pictured(case))
-        return
-    left = deque(cases)
-    helpers = _Helpers(left, processes, pictured, initializer, initargs)
-    helpers.start()
+    if helpers.processes > 1:
+        helpers.start()
     try:
-        while not helpers.began.is_set() and (mine := _next(left)) is not None:
-            yield run_case(mine, pictured(mine))
-        helpers.begin.set()
+        while not helpers.began.is_set() and (mine := helpers.next()) is not None:
+            yield run_case(mine, helpers.pictured(mine))
+        helpers.alone.set()
         while helpers.is_alive():
             helpers.join(_LOOK_S)
             yield from helpers.finished()
@@ -201,13 +199,11 @@ def _run_all(
         raise LocalError(
             "a process of the sweep was killed, perhaps for want of memory: see dmesg, or run it with --processes 1"
         ) from None
-    finally:
-        helpers.stop()
 
 
 class _Helpers(threading.Thread):
     """Processes that take over after ``HELP_AFTER_S``: a sweep that is over by then is quicker without them. The case that this
-    process is at then, it runs to its end."""
+    process is at then, it runs to its end: till then one of them less works, so never more than ``processes`` do."""
 
     def __init__(
         self,
@@ -218,41 +214,54 @@ class _Helpers(threading.Thread):
         initargs: tuple[Any, ...],
     ) -> None:
         super().__init__(name="dblp-sweep", daemon=True)
-        self._left, self._processes, self._pictured = left, processes, pictured
+        self.processes, self.pictured = processes, pictured
+        self._left = left
         self._initializer, self._initargs = initializer, initargs
-        self.begin, self.began = threading.Event(), threading.Event()
+        self.began, self.alone = threading.Event(), threading.Event()
+        """Set by the helpers when they take over, and for them when this process runs no case any more."""
         self._ending = threading.Event()
         self._ended: SimpleQueue[Future[CaseResult]] = SimpleQueue()
 
     def run(self) -> None:
         """Thread body: keep the processes busy until no case is left. Processes that die with the thread that made them may
         not outlive it, so it waits for them."""
-        self.begin.wait(HELP_AFTER_S)
-        processes = min(self._processes, len(self._left))
-        if not processes or self._ending.is_set():
+        self.alone.wait(HELP_AFTER_S)
+        if not self._left or self._ending.is_set():
             return
         self.began.set()
         context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads and locks
+        others = set(multiprocessing.active_children())
         try:
             with ProcessPoolExecutor(
-                processes, context, initializer=self._initializer, initargs=self._initargs
-            ) as pool:
-                self._feed(pool, processes)
+                max(min(self.processes, len(self._left)), 1), context, initializer=self._initializer, initargs=self._initargs
+            ) as pool:  # fmt: skip
+                self._feed(pool)
+                if self._ending.is_set():
+                    for process in set(multiprocessing.active_children()) - others:
+                        process.terminate()
         except Exception as error:  # it is raised where the results are taken
             failed: Future[CaseResult] = Future()
             failed.set_exception(error)
             self._ended.put(failed)
 
-    def _feed(self, pool: ProcessPoolExecutor, processes: int) -> None:
+    def _feed(self, pool: ProcessPoolExecutor) -> None:
         running: set[Future[CaseResult]] = set()
         while not self._ending.is_set():
-            while len(running) < processes and (case := _next(self._left)) is not None:
-                running.add(pool.submit(run_case, case, self._pictured(case)))
+            room = self.processes if self.alone.is_set() else self.processes - 1
+            while len(running) < room and (case := self.next()) is not None:
+                running.add(pool.submit(run_case, case, self.pictured(case)))
             if not running:
                 return
             ended, running = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             for future in ended:
                 self._ended.put(future)
+
+    def next(self) -> Case | None:
+        """The next case, if there is one; two threads ask."""
+        try:
+            return self._left.popleft()
+        except IndexError:
+            return None
 
     def finished(self) -> Iterator[CaseResult]:
         """Results that have come and were not taken; raises what a case raised."""
@@ -262,19 +271,19 @@ class _Helpers(threading.Thread):
             except Empty:
                 return
 
+    def kept(self) -> Iterator[CaseResult]:
+        """Those that have come after all; without what was raised, as something else has ended the sweep."""
+        while not self._ended.empty():
+            future = self._ended.get()
+            if future.exception() is None:
+                yield future.result()
+
     def stop(self) -> None:
-        """Begin no further case, and wait for those that run."""
+        """Begin no further case, and end those that run."""
         self._ending.set()
-        self.begin.set()
-        self.join()
-
-
-def _next(left: deque[Case]) -> Case | None:
-    """The next case, if there is one; two threads ask."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
+        self.alone.set()
+        if self.is_alive():
+            self.join()
 
 
 def _read(folder: Path | None, case: Case) -> CaseResult | None:

@@ -257,4 +257,4 @@ _MAKERS = {"star": _star, "dumbbell": _dumbbell, "leaf_spine": _leaf_spine, "fat
 
 
 def _shown(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + ", ..., " + ", ".join(names[-3:])
+    return ", ".join(names if len(names) <= 6 else (*names[:3], "...", *names[-3:]))

@@ -133,6 +133,16 @@ def test_a_buffer_of_one_packet_passes_packets():
         assert run_packet(scenario(table)).ended == "done", switch
 
 
+def test_a_negative_time_is_called_so():
+    with pytest.raises(ConfigError, match="jitter: '-5us' is not a time: it is negative"):
+        scenario({**STAR, "jitter": "-5us"})
+
+
+def test_few_nodes_are_named_once_each():
+    with pytest.raises(ConfigError, match=r"nodes are h0, h1, h2, h3, switch$"):
+        make_fabric(scenario(STAR).topology).link("h0", "h9")
+
+
 def test_a_scenario_needs_a_topology():
     with pytest.raises(ConfigError, match="topology is missing"):
         scenario({})

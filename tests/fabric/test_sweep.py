@@ -6,11 +6,13 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +49,22 @@ policy = "ethereal"
 against = "random"
 measure = "completion_s"
 paper = -0.3
+"""
+LONG = """
+[scenario]
+topology = {kind = "star", hosts = 16}
+workload = {algorithm = "ring", size = "2000M"}
+[[arms]]
+policy = "short"
+set = {"workload.size" = "1M"}
+[[arms]]
+policy = "a"
+[[arms]]
+policy = "b"
+set = {"jitter" = "60ns"}
+[[arms]]
+policy = "c"
+set = {"jitter" = "70ns"}
 """
 RECORD_KEYS = {
     "experiment",
@@ -170,6 +188,65 @@ def test_a_small_sweep_starts_no_process(experiment, monkeypatch):
     assert figures(list(run_cases(cases, processes=3))) == figures(list(run_cases(cases)))
 
 
+def test_no_more_work_at_a_time_than_processes(experiment, monkeypatch):
+    """This process counts while it runs a case."""
+    lock, at_work, most = threading.Lock(), [0], []
+
+    def work(case, pictured):
+        with lock:
+            at_work[0] += 1
+            most.append(at_work[0])
+        time.sleep(0.3)
+        with lock:
+            at_work[0] -= 1
+        return fake(case, (1.0,))
+
+    monkeypatch.setattr(sweep, "HELP_AFTER_S", 0.05)
+    monkeypatch.setattr(sweep, "run_case", work)
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda count, *_, **__: ThreadPoolExecutor(count))
+    assert len(list(run_cases(experiment.cases([0, 1, 2]), processes=2))) == 12
+    assert max(most) == 2
+
+
+@pytest.mark.processes
+def test_an_interrupt_of_the_command_alone_ends_it_at_once_and_keeps_what_is_there(tmp_path):
+    """As a supervisor sends it, not to the whole group."""
+    file, kept = tmp_path / "long.toml", tmp_path / "kept"
+    file.write_text(LONG)
+    command = [sys.executable, "-m", "dblp.cli.main", "sim", "run", str(file), "--processes", "2"]
+    with subprocess.Popen(
+        [*command, "--resume", str(kept)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        children = Path(f"/proc/{run.pid}/task")
+        deadline = time.monotonic() + 120.0
+        while time.monotonic() < deadline and not _workers(children):
+            time.sleep(0.1)
+        time.sleep(2.0)  # they are at their cases
+        workers = _workers(children)
+        began = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+        took = time.monotonic() - began
+    assert workers
+    assert run.returncode == 130, said
+    assert took < 8.0  # 1 or 2 on an idle machine; the cases take half a minute and more
+    assert "nothing is left running" in said
+    assert "resource_tracker" not in said and "Traceback" not in said
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert len(list(kept.glob("*.json"))) == 1
+    assert not list(kept.glob("*.part"))
+
+
+def _workers(tasks: Path) -> list[int]:
+    """Processes of a pool among the children of a process: not multiprocessing's tracker."""
+    found = []
+    for task in tasks.iterdir():
+        for pid in map(int, (task / "children").read_text().split()):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("broken", "error", "words"),
@@ -216,7 +293,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(experiment, tmp_path):
     cases = experiment.cases([0])
     running = run_cases(cases, folder=tmp_path)
     first = next(running)
-    running.close()  # type: ignore[attr-defined]  # a generator
+    running.close()
     assert len(list(tmp_path.glob("*.json"))) == 1
     stamp = next(tmp_path.glob("*.json")).stat().st_mtime_ns
     again = list(run_cases(cases, folder=tmp_path))
@@ -393,7 +470,7 @@ def test_trace_writes_what_load_reads(tmp_path):
     ("arguments", "error"),
     [
         (["run", "nothing"], "known are"),
-        (["run", "missing.toml"], "No such file"),
+        (["run", "missing.toml"], "No such file or directory; `dblp sim list`"),
         (["run", "scale", "--processes", "-1"], "--processes -1"),
         (["run", "scale", "--processes", "2", "--ray", "local"], "one of the two"),
         (["run", "scale", "--seeds", "x"], "--seeds"),

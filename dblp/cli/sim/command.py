@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -203,12 +204,18 @@ def _results(
         prepare()  # numba may have to compile it, and says so: above the bar, not through it
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    coming = run_cases(
+        cases,
+        processes=places.processes,
+        ray=places.ray,
+        folder=folder,
+        pictured=shown,
+        initializer=die_with_parent,
+        initargs=(os.getpid(),),
+    )
+    with Progress(*columns, console=console, transient=True) as progress, closing(coming):
         task = progress.add_task("runs", total=len(cases))
-        for result in run_cases(
-            cases, processes=places.processes, ray=places.ray, folder=folder, pictured=shown, initializer=die_with_parent,
-            initargs=(os.getpid(),),
-        ):  # fmt: skip
+        for result in coming:
             results.append(result)
             progress.update(task, advance=1, description=f"{result.policy}, seed {result.seed}")
     return results
