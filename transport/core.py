@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import ClosedError, PeerError
-from dblp.transport import remnants, wire
+from dblp.transport import wire
 from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size_mismatch
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
@@ -24,6 +24,7 @@ from dblp.transport.feedback import FEEDBACK_EVERY_BYTES
 from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
+from dblp.transport.intake import Intake
 from dblp.transport.message import (
     STEP_BITS,
     MessageSpec,
@@ -39,7 +40,6 @@ from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import PeerReceiver
-from dblp.transport.remnants import Remnants
 from dblp.transport.rounds import Round, RoundBook, in_order
 from dblp.transport.sender import PeerSender
 from dblp.transport.standing import Standing, decode_state, encode_state
@@ -56,10 +56,6 @@ follow each other."""
 ACTIVE_S = 50e-3
 """A peer that has sent chunks counts for this long when the receive buffer is divided: longer than the gap between two
 rounds that follow each other."""
-_HANDSHAKE = (Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE)
-_TYPES = frozenset(int(type_) for type_ in Type)
-_BUNDLED = _TYPES - {Type.DATA, *_HANDSHAKE}
-"""Types that may share a datagram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +132,10 @@ class Core:
                     on_duplicates=self._on_duplicates,
                     backlog=self._backlog,
                 )
+        self._intake = Intake(
+            self.receivers, session=session, proved=self.handshake.proved, drops=self.drops, on_control=self._on_control,
+            on_handshake=self._on_handshake, on_other_version=self._on_other_version,
+        )  # fmt: skip
         self._order = list(self.senders.values())
         self._pairs = [(peer, self.senders[peer], self.receivers[peer]) for peer in self.senders]
 
@@ -313,65 +313,8 @@ class Core:
         self._feedback_at = 0.0
         if batch:
             self._backlog.note(now - min(slab.received_at for slab in batch), now)
-        if remnants.few(batch):
-            self._take_slabs(batch, now)
-        else:
-            self._take_batch(batch, now)
+        self._intake.take(batch, now)
         self._after_receive(now)
-
-    def _take_batch(self, batch: Sequence[Slab], now: float) -> None:
-        """Take many slabs: those that are small and alike together."""
-        run: list[Slab] = []
-        for slab in batch:
-            if run and not remnants.joins(run[0], slab):
-                if _is_feedback(slab):  # data does not depend on it
-                    self._on_group(slab, 0, now)
-                    continue
-                self._take_run(run, now)
-                run = []
-            if remnants.may_be_remnant(slab):
-                run.append(slab)
-                continue
-            self._take_run(run, now)
-            run = []
-            self._take_slabs((slab,), now)
-        self._take_run(run, now)
-
-    def _take_run(self, run: Sequence[Slab], now: float) -> None:
-        """Take neighbouring slabs of one size."""
-        if not remnants.worth(run):
-            self._take_slabs(run, now)
-            return
-        found = Remnants(run)
-        for rows in found.groups():
-            header = found.header(int(rows[0]))
-            receiver = self._receiver_of(header, found.size)
-            if receiver is not None and receiver.on_remnants(found, rows, header, now):
-                self._heard(receiver, found.header(int(rows[-1])), now)
-                continue
-            for slab, first, last in found.slabs_of(rows):
-                while first <= last:
-                    first += self._on_group(slab, first, now)
-
-    def _take_slabs(self, slabs: Sequence[Slab], now: float) -> None:
-        """Take slabs one by one."""
-        for slab in slabs:
-            if slab.count > 1 or slab.supers > 1:
-                self._take_stack(slab, now)
-            else:
-                self._on_group(slab, 0, now)
-
-    def _take_stack(self, slab: Slab, now: float) -> None:
-        """Take a run of datagrams, or a stack of super-packets: trains at once, the rest in groups."""
-        done, supers = 0, slab.supers
-        while done < supers:
-            bursts = self._on_train(slab, done, now) if slab.last == slab.size else 0
-            if not bursts:
-                bursts, at = 1, 0
-                part = slab if supers == 1 else slab.part(done)
-                while at < part.count:
-                    at += self._on_group(part, at, now)
-            done += bursts
 
     def bursts_to_send(self, *, now: float, most: int = 64) -> Iterator[Burst | Train]:
         """What may leave now: control and feedback, and up to ``most`` trains or bursts of some size, peers in turn. Each is
@@ -433,92 +376,10 @@ class Core:
 
     # --- receiving
 
-    def _on_train(self, slab: Slab, done: int, now: float) -> int:
-        """Take as many super-packets of a stack, from ``done`` on, as form one train; returns how many, 0 with nothing done."""
-        header = wire.decode_header_from(slab.arena.data, slab.offset + done * slab.spacing)
-        receiver = self._receiver_of(header, slab.size)
-        bursts = receiver.on_train(slab, done, header, now) if receiver is not None else 0
-        if receiver is not None and bursts:
-            self._heard(receiver, header, now)
-        return bursts
-
-    def _receiver_of(self, header: tuple[int, ...], size: int) -> PeerReceiver | None:
-        """Whose DATA of ``size`` bytes has this header; None if there is anything wrong with it."""
-        receiver = self.receivers.get(header[6])
-        if (
-            receiver is None
-            or header[0] != wire.VERSION
-            or header[1] != Type.DATA
-            or header[7] != self.session
-            or header[15] != size - HEADER_BYTES
-            or header[2] & ~wire.FLAGS_MASK
-            or (header[6], header[3]) not in self.handshake.proved
-        ):
-            return None
-        return receiver
-
-    @staticmethod
-    def _heard(receiver: PeerReceiver, header: tuple[int, ...], now: float) -> None:
-        """What any header of a peer tells."""
-        receiver.heard_at = now
-        if header[12]:
-            receiver.on_watermark(header[8] >> 48, header[12])
-
-    def _on_group(self, slab: Slab, at: int, now: float) -> int:
-        """Handle datagram ``at`` of a slab and as many that follow as belong to it; returns how many."""
-        size = slab.last if at == slab.count - 1 else slab.size
-        if size < HEADER_BYTES:
-            self.drops[Drop.SHORT] += 1
-            return 1
-        header = wire.decode_header_from(slab.arena.data, slab.offset + at * slab.stride)
-        if header[7] != self.session:
-            self.drops[Drop.SESSION] += 1
-            return 1
-        if header[0] != wire.VERSION:
-            self.drops[Drop.VERSION] += 1
-            self._replies += self.handshake.on_other_version(
-                header[0], header[1], header[6], header[3], slab.source(at), size
-            )
-            return 1
-        receiver = self.receivers.get(header[6])
-        if receiver is None:
-            self.drops[Drop.RANK] += 1
-            return 1
-        type_ = header[1]
-        if header[15] != size - HEADER_BYTES:
-            if header[15] < size - HEADER_BYTES and type_ in _BUNDLED:
-                self._on_bundle(slab, at, size, now)
-            else:
-                self.drops[Drop.LENGTH] += 1
-            return 1
-        if type_ in _HANDSHAKE:
-            self._on_handshake(slab, at, now)
-            return 1
-        if (header[6], header[3]) not in self.handshake.proved:
-            self.drops[Drop.NOT_CONNECTED] += 1
-            return 1
-        if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] & ~wire.FLAGS_MASK:
-            self.drops[Drop.TYPE] += 1
-            return 1
-        self._heard(receiver, header, now)
-        if type_ == Type.DATA:
-            return receiver.on_data(slab, at, slab.count - at, header, now)
-        self._on_control(receiver, slab, at, size, header, now)
-        return 1
-
-    def _on_bundle(self, slab: Slab, at: int, size: int, now: float) -> None:
-        """Handle the records of a datagram that holds several control datagrams."""
-        start = slab.offset + at * slab.stride
-        stop, arrived = start + size, slab.arrival(at)
-        while start < stop:
-            length = stop - start
-            if length >= HEADER_BYTES:
-                length = min(length, HEADER_BYTES + wire.decode_header_from(slab.arena.data, start)[15])
-            record = Slab(
-                slab.arena, start, length, length, 1, length, slab.path, arrived, lambda _: slab.source(at)
-            )
-            self._on_group(record, 0, now)
-            start += length
+    def _on_other_version(self, header: tuple[int, ...], source: Address, size: int) -> None:
+        self._replies += self.handshake.on_other_version(
+            header[0], header[1], header[6], header[3], source, size
+        )
 
     def _on_handshake(self, slab: Slab, at: int, now: float) -> None:
         datagram = slab.datagram(at)
@@ -752,11 +613,3 @@ class Core:
         buffer = self._buffer
         nbytes = buffer.fill_control(wire.encode_header(header), reply.payload)
         return Burst(buffer.control[:nbytes], nbytes, reply.path, 0, reply.address, buffer.control_pointer)
-
-
-def _is_feedback(slab: Slab) -> bool:
-    """One datagram that is FEEDBACK and nothing else."""
-    if slab.count > 1 or slab.supers > 1 or slab.size < HEADER_BYTES:
-        return False
-    header = wire.decode_header_from(slab.arena.data, slab.offset)
-    return bool(header[1] == Type.FEEDBACK and header[15] == slab.size - HEADER_BYTES)
