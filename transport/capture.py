@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dblp.errors import LocalError
+from dblp.installed import pip_line
 from dblp.transport import wire
 from dblp.transport.config import HEADER_BYTES
 from dblp.transport.port import Address
@@ -217,9 +218,7 @@ def _frames(path: Path) -> Iterator[tuple[float, int, bytes]]:
         from scapy.error import Scapy_Exception
         from scapy.utils import RawPcapReader
     except ImportError:
-        raise LocalError(
-            "reading captures needs scapy; install with: python -m pip install 'dblp[lab]'"
-        ) from None
+        raise LocalError(f"reading captures needs scapy; install with: {pip_line('lab')}") from None
     try:
         with path.open("rb") as file, RawPcapReader(file) as reader:  # type: ignore[arg-type]  # a name or a file
             nano = getattr(reader, "nano", False)

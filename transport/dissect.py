@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dblp.errors import LocalError
+from dblp.installed import pip_line
 from dblp.transport import standing, wire
 from dblp.transport.capture import decode_map
 from dblp.transport.config import HEADER_BYTES
@@ -36,9 +37,7 @@ try:
     from scapy.layers.inet import UDP
     from scapy.packet import Packet, Raw, bind_bottom_up
 except ImportError:
-    raise LocalError(
-        "dissecting datagrams needs scapy; install with: python -m pip install 'dblp[lab]'"
-    ) from None
+    raise LocalError(f"dissecting datagrams needs scapy; install with: {pip_line('lab')}") from None
 
 
 _RANK_LISTS = ("waits_for", "silent")

@@ -16,6 +16,7 @@ from typing import Any
 
 from dblp.cli.host import cpu_model, loopback_congestion_control
 from dblp.errors import DblpError
+from dblp.installed import pip_line
 from dblp.transport import libc, netif, udp_socket
 from dblp.transport.config import TransportConfig
 from dblp.units import format_bytes
@@ -286,9 +287,7 @@ def python_checks() -> list[Check]:
 
 def package_check(package: str, least: str, without: str, extra: str) -> Check:
     """Whether a package is there and new enough."""
-    line = (
-        f"python -m pip install 'dblp[{extra}]'" if extra else f"python -m pip install '{package}>={least}'"
-    )
+    line = pip_line(extra) if extra else f"python -m pip install '{package}>={least}'"
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:

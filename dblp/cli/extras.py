@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from dblp.errors import LocalError
+from dblp.installed import pip_line
 
 _EXTRAS = {
     "torch": ("torch", "torch"),
@@ -23,5 +24,5 @@ def require(*modules: str) -> None:
     if not missing:
         return
     packages = " and ".join(_EXTRAS[module][0] for module in missing)
-    extras = ",".join(dict.fromkeys(_EXTRAS[module][1] for module in missing))
-    raise LocalError(f"this command needs {packages}; install with: python -m pip install 'dblp[{extras}]'")
+    extras = (_EXTRAS[module][1] for module in missing)
+    raise LocalError(f"this command needs {packages}; install with: {pip_line(*extras)}")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dblp.errors import ConfigError, LocalError
+from dblp.installed import pip_line
 from dblp.sim.fabric.experiment import Case, code_digest
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _connected(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise LocalError("--ray needs Ray: python -m pip install 'dblp[ray,sim]'") from None
+        raise LocalError(f"--ray needs Ray: {pip_line('ray', 'sim')}") from None
     settings: dict[str, Any] = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dblp.errors import LocalError
+from dblp.installed import pip_line
 from dblp.sim.log_axes import plain_numbers
 from dblp.units import format_bytes
 
@@ -53,9 +54,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **opti
     try:
         import matplotlib
     except ImportError:
-        raise LocalError(
-            "pictures need matplotlib; install with: python -m pip install 'dblp[lab]'"
-        ) from None
+        raise LocalError(f"pictures need matplotlib; install with: {pip_line('lab')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

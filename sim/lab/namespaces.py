@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dblp.errors import ConfigError, LocalError
+from dblp.installed import pip_line
 from dblp.sim.lab import tools
 from dblp.sim.lab.tools import LabError
 
@@ -40,9 +41,7 @@ def pyroute2() -> Any:
     try:
         import pyroute2 as package
     except ImportError:
-        raise LocalError(
-            "the laboratory needs pyroute2; install with: python -m pip install 'dblp[lab]'"
-        ) from None
+        raise LocalError(f"the laboratory needs pyroute2; install with: {pip_line('lab')}") from None
     return package
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dblp.errors import LocalError
+from dblp.installed import pip_line
 from dblp.sim.lab import means, tools
 from dblp.sim.lab.tools import LabError, PrivilegeError
 
@@ -211,7 +212,7 @@ def _package(name: str, *, essential: bool) -> Finding:
         ok=there,
         found="installed" if there else "not installed",
         consequence="" if there else "no network can be built",
-        remedy="" if there else "python -m pip install 'dblp[lab]'",
+        remedy="" if there else pip_line("lab"),
         essential=essential,
     )
 

@@ -388,7 +388,7 @@ def test_an_address_without_a_cluster_is_told_at_once(experiment, address, error
 def test_a_missing_ray_is_told_with_the_pip_line(monkeypatch, capsys):
     monkeypatch.setattr("dblp.cli.extras.find_spec", lambda name: None if name == "ray" else object())
     assert run_command(["sim", "run", "scale", "--ray", "local"]) == 2
-    assert "dblp[ray]" in capsys.readouterr().err
+    assert "[ray]" in capsys.readouterr().err
 
 
 def test_a_machine_with_another_version_is_refused(experiment):
@@ -504,7 +504,7 @@ def test_files_that_are_no_experiment_are_told_with_their_path(content, says, tm
 def test_a_missing_numba_is_told_with_the_pip_line(monkeypatch, capsys):
     monkeypatch.setattr("dblp.cli.extras.find_spec", lambda name: None if name == "numba" else object())
     assert run_command(["sim", "run", "scale"]) == 2
-    assert "dblp[sim]" in capsys.readouterr().err
+    assert "[sim]" in capsys.readouterr().err
 
 
 def test_an_experiment_file_that_is_no_experiment_names_the_field(tmp_path):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from dblp.errors import LocalError
+from dblp.installed import pip_line
 from dblp.sim.fabric.kernel.state import EVENT
 
 try:
@@ -26,7 +27,7 @@ try:
     from numba.core import typing
     from numba.extending import intrinsic, lower_builtin, models, register_model
 except ImportError:
-    raise LocalError("the packet engine needs numba: python -m pip install 'dblp[sim]'") from None
+    raise LocalError(f"the packet engine needs numba: {pip_line('sim')}") from None
 
 njit: Any = numba.njit  # its types lack what is not for everybody
 templates: Any = typing.templates
