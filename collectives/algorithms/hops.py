@@ -212,27 +212,40 @@ class Segments:
     def __init__(self, chunks: int, segment: int) -> None:
         self._chunks = chunks
         self._segment = segment
-        self._left = [min(segment, chunks - low) for low in range(0, chunks, segment)]
+        self._left: dict[int, int] = {}  # what segments lack of which some chunks are there
 
     def ready(self, low: int, high: int) -> list[tuple[int, int]]:
         """These chunks are there: runs of chunks (first, count) whose segments are complete now."""
-        segment, left = self._segment, self._left
-        found: list[tuple[int, int]] = []
-        first = stop = -1
-        for index in range(low // segment, (high - 1) // segment + 1):
-            start = index * segment
-            end = min(start + segment, self._chunks)
-            left[index] -= min(high, end) - max(low, start)
-            if left[index]:
-                continue
-            if stop != start:
-                if first >= 0:
-                    found.append((first, stop - first))
-                first = start
-            stop = end
-        if first >= 0:
-            found.append((first, stop - first))
-        return found
+        segment = self._segment
+        first, stop = -(-low // segment) * segment, high // segment * segment
+        if high == self._chunks:
+            stop = high
+        if stop <= first:  # no segment comes whole
+            index = low // segment
+            border = (index + 1) * segment
+            if high <= border:
+                return self._run(index, index + 1) if self._completes(index, high - low) else []
+            begins, ends = self._completes(index, border - low), self._completes(index + 1, high - border)
+            return self._run(index + (not begins), index + 1 + ends) if begins or ends else []
+        low_index, high_index = first // segment, -(-stop // segment)
+        if low < first and self._completes(low_index - 1, first - low):
+            low_index -= 1
+        if stop < high and self._completes(high_index, high - stop):
+            high_index += 1
+        return self._run(low_index, high_index)
+
+    def _completes(self, index: int, count: int) -> bool:
+        """``count`` more chunks of this segment are there, and no more are missing."""
+        size = min(self._segment, self._chunks - index * self._segment)
+        left = self._left.pop(index, size) - count
+        if left:
+            self._left[index] = left
+        return not left
+
+    def _run(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Segments low..high as a run of chunks."""
+        first = low * self._segment
+        return [(first, min(high * self._segment, self._chunks) - first)]
 
 
 class Stage(Node):
