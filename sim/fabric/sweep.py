@@ -355,9 +355,10 @@ def none_for_nan(value: float) -> float | None:
 
 
 def records(experiment: Experiment, results: Sequence[CaseResult]) -> list[dict[str, Any]]:
-    """One flat record for each arm and point, all seeds together: means, but for ``max_link_load_ratio``, the largest of all
-    seeds (None where no seed has one: see ``Outcome.max_load_ratio``), and ``missing_share``, None if it is unknown of one;
-    ``ours``: of the arm's first claim, ``paper`` where that is of this point, or of the best of all."""
+    """One flat record for each arm and point, all seeds together: means, but for ``completion_sd_s``, the standard deviation of
+    the seeds' means (None of one seed), ``max_link_load_ratio``, the largest of all seeds (None where no seed has one: see
+    ``Outcome.max_load_ratio``), and ``missing_share``, None if it is unknown of one; ``ours``: of the arm's first claim,
+    ``paper`` where that is of this point, or of the best of all."""
     rows = []
     for point in experiment.points():
         for arm in experiment.arms:
@@ -411,6 +412,7 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
         "hosts": mine[0].hosts,
         **experiment.values(policy, point),
         "completion_s": none_for_nan(measure(times, "completion_s")),
+        "completion_sd_s": none_for_nan(_spread(mine)),
         "p99_s": none_for_nan(measure(times, "p99_s")),
         "max_link_load_ratio": max(ratios) if ratios else None,
         "paper": None,
@@ -422,6 +424,12 @@ def _record(experiment: Experiment, policy: str, point: Point, mine: Sequence[Ca
         "wall_s": sum(r.wall_s for r in mine),
         **_of_rounds(mine),
     }
+
+
+def _spread(mine: Sequence[CaseResult]) -> float:
+    """Standard deviation (of a sample) of the seeds' mean completions, seconds; NaN of one seed, or where one has none."""
+    means = [measure(r.times_s, "completion_s") for r in mine]
+    return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
 
 def _of_rounds(mine: Sequence[CaseResult]) -> dict[str, Any]:

@@ -140,6 +140,8 @@ def test_a_star_shows_the_loads_of_its_hosts_links(monkeypatch):
     for name in ("mean completion", "reps: busiest ports", "reps: link loads"):
         axes = panels[name]
         assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1, "beside, not over"
+    spans = {axes.get_xlim() for name, axes in panels.items() if name.endswith(("ports", "second red"))}
+    assert len(spans) == 1, "one time axis for all arms, of queues and of flows"
     labels = [label.get_text() for label in panels["mean completion"].get_xticklabels()]
     assert labels[0] == "size 64K\nmin_rto 1ms\nloss 0.0"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from dblp.cli.main import run as run_command
-from dblp.cli.sim.command import cells, claim_at, headings
+from dblp.cli.sim.command import SPREAD, cells, claim_at, headings
 from dblp.errors import ConfigError, LocalError
 from dblp.sim.fabric import sweep
 from dblp.sim.fabric.cluster import run_checked
@@ -107,6 +107,20 @@ def test_records_put_seeds_together_and_compare_arms(experiment):
     assert ethereal["paper"] == -0.3
     assert ethereal["ours"] == pytest.approx(0.9 / 1.5 - 1.0)
     assert claims(experiment, rows)[0]["ours"] == pytest.approx(-0.4)
+
+
+def test_the_spread_of_the_seeds_means_is_told_where_there_are_several(experiment):
+    cases = experiment.cases([0, 1, 2])
+    rows = records(experiment, [fake(case, (1.0 + case.seed, 3.0 + case.seed)) for case in cases])
+    assert [row["completion_sd_s"] for row in rows] == [1.0] * 4
+    assert headings(rows)[:3] == ["hosts", "mean", SPREAD]
+    assert cells(rows[0], headings(rows))[:3] == ["4", "3 s", "± 1 s"]
+    alone = records(experiment, [fake(case, (1.0, 3.0)) for case in experiment.cases([0])])
+    assert [row["completion_sd_s"] for row in alone] == [None] * 4
+    assert SPREAD not in headings(alone) and len(cells(alone[0], headings(alone))) == len(headings(alone))
+    unended = records(experiment, [fake(c, (math.nan if c.seed else 1.0,)) for c in cases])
+    assert unended[0]["completion_sd_s"] is None
+    json.dumps(unended, allow_nan=False)
 
 
 def test_records_of_runs_that_did_not_end_say_so(experiment):

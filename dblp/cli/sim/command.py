@@ -302,9 +302,15 @@ _WHY = {
 """What an unfinished run came to, by ``Outcome.ended``."""
 
 
+SPREAD = "over seeds"
+"""Heading of the standard deviation of the seeds' means."""
+
+
 def headings(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Of the figures that ``cells`` gives."""
     found = ["hosts", "mean", "p99", "max link load", "missing"]
+    if any(row["completion_sd_s"] is not None for row in rows):
+        found.insert(2, SPREAD)
     if any(row["unfinished"] for row in rows):
         found.append("unfinished")
     return [*found, "sent", "reacts after"] if "sent_share" in rows[0] else found
@@ -316,6 +322,9 @@ def cells(row: dict[str, Any], shown: Sequence[str]) -> list[str]:
     ratio, missing = row["max_link_load_ratio"], row["missing_share"]
     load = "-" if ratio is None else f"{ratio:.3f}"
     found = [str(row["hosts"]), *seconds, load, "-" if missing is None else f"{missing:.2%}"]
+    if SPREAD in shown:
+        spread = row["completion_sd_s"]
+        found.insert(2, "-" if spread is None else f"± {format_seconds(spread)}")
     if "unfinished" in shown:
         found.append(str(row["unfinished"]))
     if "sent_share" in row:

@@ -21,6 +21,10 @@ _DECADES = 10.0
 _FLOW_COLUMNS = ("source", "leg", "start_s", "finish_s")
 _SEEN_SHARE = 0.003
 """Of the time line: least width of what is drawn there."""
+_SMALL = 8
+"""Points of the small letters: legends, names on axes."""
+_MOST_VALUES = 24
+"""Bars that have room for their values."""
 _MOST_NAMES = 8
 """Of switches, along a side of the heat map."""
 
@@ -47,7 +51,7 @@ def draw(
     _bars(figure.add_subplot(grid[0, 1:]), experiment, rows)
     longest = max((_span(result) for result in pictured), default=0.0) or 1.0
     for number, result in enumerate(pictured, 1):
-        _queues(figure.add_subplot(grid[number, 0]), result)
+        _queues(figure.add_subplot(grid[number, 0]), result, longest)
         _loads(figure.add_subplot(grid[number, 1]), result)
         _time_line(figure.add_subplot(grid[number, 2]), result, longest)
     figure.suptitle("\n".join([experiment.title, *_below(pictured)]))
@@ -111,18 +115,23 @@ def _bars(axes: Any, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> 
         for place, height in zip(places, heights, strict=True):
             if math.isnan(height):
                 axes.text(
-                    place, 0.02, "no time", transform=axes.get_xaxis_transform(), rotation=90, ha="center", fontsize=7,
+                    place, 0.02, "no time", transform=axes.get_xaxis_transform(), rotation=90, ha="center", fontsize=_SMALL,
                     color="#555555",
+                )  # fmt: skip
+            elif len(points) * len(experiment.arms) <= _MOST_VALUES:
+                axes.annotate(
+                    f"{height:.2f}", (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=_SMALL
                 )  # fmt: skip
     axes.set_xticks(
         range(len(points) if points[0] else 0),
         [point_text(point, "\n") for point in points if point],
-        fontsize=7,
+        fontsize=_SMALL,
     )
     axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set(ylabel=f"mean over {experiment.arms[0].policy}'s", title="mean completion")
     axes.axhline(1.0, color="#888888", linewidth=0.8)
-    _legend(axes, 8)  # of the completions beside it, too
+    axes.margins(y=0.12)
+    _legend(axes)  # of the completions beside it, too
 
 
 def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: str, point: Any) -> float:
@@ -131,8 +140,9 @@ def _over_first(rows: Sequence[dict[str, Any]], experiment: Experiment, policy: 
     return mine / first if first and mine else math.nan
 
 
-def _queues(axes: Any, result: CaseResult) -> None:
-    """Backlog of the busiest ports, of those that had one: over time, or the largest where no samples were taken."""
+def _queues(axes: Any, result: CaseResult, longest: float) -> None:
+    """Backlog of the busiest ports, of those that had one: over time, up to the end of the longest run, so that runs compare by
+    eye; or the largest where no samples were taken."""
     if result.picture["unsampled"]:
         _peaks(axes, result)
         return
@@ -144,10 +154,10 @@ def _queues(axes: Any, result: CaseResult) -> None:
         )
     axes.set(xlabel="time (ms)", ylabel="backlog (kB)", title=f"{_name(result)}: busiest ports")
     axes.set_ylim(bottom=0.0)
+    axes.set_xlim(0.0, longest * 1e3 * 1.02)
     if busy:
-        _legend(axes, 6)
+        _legend(axes)
     else:
-        axes.set_xlim(0.0, (_span(result) or 1.0) * 1e3)
         _note(axes, "no port had a queue")
     axes.grid(alpha=0.3)
 
@@ -155,7 +165,7 @@ def _queues(axes: Any, result: CaseResult) -> None:
 def _peaks(axes: Any, result: CaseResult) -> None:
     busy = {name: peak for name, peak in result.picture["peaks"].items() if peak}
     axes.barh(range(len(busy)), [peak / 1e3 for peak in busy.values()], color=COLOURS[0])
-    axes.set_yticks(range(len(busy)), list(busy), fontsize=7)
+    axes.set_yticks(range(len(busy)), list(busy), fontsize=_SMALL)
     axes.invert_yaxis()
     axes.set(
         xlabel=f"largest backlog (kB); {result.picture['unsampled']}", title=f"{_name(result)}: busiest ports"
@@ -163,9 +173,11 @@ def _peaks(axes: Any, result: CaseResult) -> None:
     axes.grid(alpha=0.3)
 
 
-def _legend(axes: Any, size: int) -> None:
+def _legend(axes: Any) -> None:
     """A legend beside the axes, where nothing lies under it."""
-    axes.legend(fontsize=size, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, frameon=False)
+    axes.legend(
+        fontsize=_SMALL, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, frameon=False
+    )
 
 
 def _loads(axes: Any, result: CaseResult) -> None:
@@ -195,7 +207,7 @@ def _loads(axes: Any, result: CaseResult) -> None:
     axes.figure.colorbar(image, ax=axes, label="bytes over the mean link's")
     for axis, names in ((axes.xaxis, targets), (axes.yaxis, sources)):
         every = -(-len(names) // _MOST_NAMES)
-        axis.set_ticks(range(0, len(names), every), names[::every], fontsize=7)
+        axis.set_ticks(range(0, len(names), every), names[::every], fontsize=_SMALL)
     axes.set(xlabel="to", ylabel="from", title=title)
 
 
@@ -213,7 +225,7 @@ def _host_loads(axes: Any, result: CaseResult, title: str) -> None:
         axes.bar(places, np.array(list(loads.values())) / mean, 0.4, color=COLOURS[number], label=direction)
     whole_numbers(axes.xaxis)
     axes.set(xlabel="host", ylabel="bytes over the mean link's", title=title)
-    _legend(axes, 6)
+    _legend(axes)
 
 
 def _by_number(name: str) -> tuple[str, int]:
@@ -250,6 +262,8 @@ def _time_line(axes: Any, result: CaseResult, longest: float) -> None:
 
 
 def _span(result: CaseResult) -> float:
-    """When its last flow ended; 0 if none did."""
+    """When its last flow ended, or the last of its shown queues was empty; 0 if there were none."""
     ends = [t for t in result.picture["flows"]["finish_s"] if t is not None and not math.isnan(t)]
+    for backlog in result.picture["series"].values():
+        ends += [t for t, waiting in zip(result.picture["series_s"], backlog, strict=True) if waiting][-1:]
     return max(ends, default=0.0)
