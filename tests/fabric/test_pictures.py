@@ -214,7 +214,7 @@ def test_pictures_of_runs_that_did_not_end_say_so_and_have_no_scale_of_nothing(m
     assert {"cut (not finished): busiest ports", "cut (not finished): when hosts send"} < set(panels)
     bars = panels["mean completion"]
     assert [text.get_text() for text in bars.get_legend().get_texts()] == ["whole", "cut: 1 run not finished"]
-    assert [text.get_text() for text in bars.texts] == ["no time"]
+    assert [text.get_text() for text in bars.texts] == ["1.00", "no time"]
     assert figures[0].get_suptitle() == "star\nbelow: one run of each arm, seed 3"
     whole = panels["whole: first leg blue, second red"]
     assert whole.get_xlim()[1] < 1.0, "ms: what did not end has no length"
