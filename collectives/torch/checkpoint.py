@@ -7,12 +7,17 @@ All else (policy, phases, counts) is that of the first rank, and alike on all bu
 Loaded on W ranks, each takes the W-th part of every parameter's elements, times W over the number of ranks that saved: an
 average over W ranks then gets what the average over the former ranks lacked. The factor is a power of two, and exact, where
 both numbers are. Nothing is dropped, and the bound of the carry goes by the norm of what each rank has.
+
+A velocity that all ranks have alike, bit for bit, is not shared out but whole on each: it counts once in the average, for any
+number of ranks. DGC's are such of the parameters that it sends whole: made of the average, and replicas that had different ones
+would drift apart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +33,8 @@ RANKS = "ranks"
 """Key of the number of ranks whose states a state is made of; a rank's own has none."""
 _MERGED = "merged"
 Entries = Mapping[str, Mapping[str, Any]]
-"""What is held of each parameter: ``layers`` and ``velocity``, as in ``keyed.tensor_state``."""
+"""What is held of each parameter: ``layers`` and ``velocity``, as in ``keyed.tensor_state``; in a state of several ranks also
+``alike``: how many ranks have this velocity, which then stands for each of them, or 0 if it is their sum."""
 
 
 class CheckpointState:
@@ -125,19 +131,26 @@ def _holders(state: dict[str, Any]) -> list[dict[str, Any]]:
 def _merged(held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = sorted({name for each in held for name in each["parameters"]})
     parameters = {
-        name: _summed([each["parameters"][name] for each in held if name in each["parameters"]])
+        name: _summed([each["parameters"][name] for each in held if name in each["parameters"]], len(held))
         for name in names
     }
     return {**held[0], "parameters": parameters}
 
 
-def _summed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summed(entries: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
     ages = max(len(entry["layers"]) for entry in entries)
     layers = [
         _sum(entry["layers"][age] for entry in entries if len(entry["layers"]) > age) for age in range(ages)
     ]
     velocities = [entry["velocity"] for entry in entries if entry["velocity"] is not None]
-    return {"layers": layers, "velocity": _sum(velocities) if velocities else None}
+    alike = ranks if len(velocities) == ranks and len(set(map(_digest, velocities))) == 1 else 0
+    velocity = velocities[0].clone() if alike else _sum(velocities) if velocities else None
+    return {"layers": layers, "velocity": velocity, "alike": alike}
+
+
+def _digest(values: torch.Tensor) -> bytes:
+    """Of all bits; tells zeros of either sign and NaNs apart, as equality of numbers would not."""
+    return hashlib.sha256(values.contiguous().numpy().tobytes()).digest()
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -151,22 +164,44 @@ def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 def _reduced(entries: Entries, group: DblpProcessGroup) -> dict[str, Any]:
     """The sum of all ranks' entries, by exact rounds; ranks may hold different parameters, and ages of them."""
     told: list[Any] = [None] * group.size()
-    mine = {
-        name: (len(entry["layers"]), entry["velocity"] is not None, *_kind(entry))
-        for name, entry in entries.items()
-    }
+    mine = {name: _facts(entry) for name, entry in entries.items()}
     dist.all_gather_object(told, mine, group)
     reduced: dict[str, Any] = {}
     for name in sorted({name for each in told for name in each}):
         found = [each[name] for each in told if name in each]
-        ages, moving = max(each[0] for each in found), any(each[1] for each in found)
-        size, dtype = found[0][2:]
+        ages = max(facts["ages"] for facts in found)
+        size, dtype = found[0]["size"], found[0]["dtype"]
         entry = entries.get(name, {"layers": [], "velocity": None})
         layers = [*entry["layers"], *[None] * (ages - len(entry["layers"]))]
         total = [_all_reduced(values, size, dtype, group) for values in layers]
-        velocity = _all_reduced(entry["velocity"], size, dtype, group) if moving else None
-        reduced[name] = {"layers": total, "velocity": velocity}
+        velocity, alike = entry["velocity"], 0
+        counts, digests = {facts["alike"] for facts in found}, {facts["digest"] for facts in found}
+        if (
+            len(found) == group.size()
+            and len(counts) == len(digests) == 1
+            and None not in digests
+            and 0 not in counts
+        ):
+            alike = counts.pop() * group.size()
+        elif digests != {None}:
+            if velocity is not None:
+                velocity = velocity * max(entry.get("alike", 1), 1)
+            velocity = _all_reduced(velocity, size, dtype, group)
+        reduced[name] = {"layers": total, "velocity": velocity, "alike": alike}
     return reduced
+
+
+def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What the others have to know of one's entry. One's own velocity is alike on one rank."""
+    size, dtype = _kind(entry)
+    digest = None if entry["velocity"] is None else _digest(entry["velocity"])
+    return {
+        "ages": len(entry["layers"]),
+        "digest": digest,
+        "alike": entry.get("alike", 1),
+        "size": size,
+        "dtype": dtype,
+    }
 
 
 def _kind(entry: Mapping[str, Any]) -> tuple[int, torch.dtype]:
@@ -192,11 +227,20 @@ def _cut(held: Mapping[str, Any], rank: int, world_size: int, factor: float) -> 
     parameters = {
         name: {
             "layers": [part(values) for values in entry["layers"]],
-            "velocity": None if entry["velocity"] is None else part(entry["velocity"]),
+            "velocity": _velocity_part(entry, part),
         }
         for name, entry in held["parameters"].items()
     }
     return {**held, "parameters": parameters}
+
+
+def _velocity_part(
+    entry: Mapping[str, Any], part: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | None:
+    velocity: torch.Tensor | None = entry["velocity"]
+    if velocity is None:
+        return None
+    return velocity.clone() if entry["alike"] else part(velocity)
 
 
 def _to_bytes(state: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +20,7 @@ from dblp import (
     BudgetController,
     Budgets,
     Carry,
+    CheckpointState,
     Exact,
     Interval,
     JointController,
@@ -27,6 +29,7 @@ from dblp import (
     Policy,
     TransportConfig,
     attach,
+    merge_states,
 )
 from dblp.collectives.compression.base import Bucket, Job, Part
 from dblp.collectives.compression.memory import Memory
@@ -45,6 +48,7 @@ _TEXTS = {
     "dgc": "dgc(0.05,indices=delta)",
 }
 
+_CHECKPOINTED = ("dgc", "topk", "powersgd", "gravac")
 _AGES = Carry(bound="age", limit=2)
 _MORE_TYPES = {"topk": (torch.float64, torch.bfloat16), "int8": (torch.float16,), "dgc": (torch.float64,)}
 
@@ -125,6 +129,43 @@ def compressed(rank, world_size, folder):
         "compression",
     }
     assert {round_["group"] for round_ in flights["rounds"]} > {0, 1}
+    dist.destroy_process_group()
+
+
+def compressed_saved(rank, world_size, folder, place):
+    """Methods that hold something, after two steps: a checkpoint of all ranks, and each rank's own state."""
+    _init(rank, world_size, folder)
+    for name in _CHECKPOINTED:
+        model = _model()
+        attachment = attach(model, compression=_TEXTS.get(name, name))
+        for number in range(2):
+            _iterate(model, rank, number)
+        dcp.save({"dblp": CheckpointState(attachment)}, checkpoint_id=f"{place}/{name}")
+        torch.save(attachment.state_dict(), f"{place}/{name}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def compressed_loaded(rank, world_size, folder, place, before):
+    """Taken over by another number of ranks: replicas stay identical, and what was the same on all ranks still is."""
+    _init(rank, world_size, folder)
+    for name in _CHECKPOINTED:
+        states = [torch.load(f"{place}/{name}-{other}.pt", weights_only=True) for other in range(before)]
+        for by_hand in (False, True):
+            model = _model()
+            attachment = attach(model, compression=_TEXTS.get(name, name))
+            if by_hand:
+                attachment.load_state_dict(merge_states(states))
+            else:
+                dcp.load({"dblp": CheckpointState(attachment)}, checkpoint_id=f"{place}/{name}")
+            if name == "dgc":
+                saved, loaded = (
+                    state["compression"]["memory"]["parameters"]["third"]["velocity"]
+                    for state in (states[0], attachment.state_dict())
+                )
+                assert saved.any() and torch.equal(loaded, saved), "made of averages: whole on each rank"
+            for number in (2, 3):
+                _, averages = _iterate(model, rank, number)
+                _assert_equal_everywhere(averages)
     dist.destroy_process_group()
 
 

@@ -67,6 +67,20 @@ def test_what_ranks_carry_is_shared_out_anew(world_size):
     assert torch.equal(states[0]["carry"]["parameters"]["p"]["layers"][0], torch.ones(6)), "left alone"
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_velocity_that_all_ranks_have_alike_is_whole_on_each(world_size):
+    """As DGC's of parameters that go whole: replicas with parts of it drifted apart. Zeros of another sign are not alike."""
+    common = torch.tensor([1.0, -0.0, 3.0, float("nan"), 5.0, 6.0])
+    states = [_state(rank, [1.0], common.clone()) for rank in range(2)]
+    for rank in range(world_size):
+        share = share_of(merge_states(states), rank, world_size)["carry"]["parameters"]["p"]
+        assert share["velocity"].numpy().tobytes() == common.numpy().tobytes()
+    states[1]["carry"]["parameters"]["p"]["velocity"][1] = 0.0
+    shares = [share_of(merge_states(states), rank, world_size) for rank in range(world_size)]
+    parts = [share["carry"]["parameters"]["p"]["velocity"] for share in shares]
+    assert sum(part[4] for part in parts) == 10.0 * world_size / 2
+
+
 def test_what_a_compression_withheld_is_shared_out_too():
     def state(value):
         memory = {"parameters": {"p": {"layers": [torch.full((4,), value)], "velocity": None}}}
