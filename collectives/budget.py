@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dblp.collectives.epochs import epoch_number
 from dblp.collectives.group import Group
 from dblp.collectives.phases import ETA, Detector, Needs, NormChange, Observation, Phase, Phases, parse_phase
 from dblp.collectives.report import Report
@@ -259,10 +260,11 @@ class BudgetController:
     def epoch(self, number: int | None = None) -> None:
         """An epoch begins with the next iteration; None: the one after the last, 0 at first. The running number changes nothing.
 
-        Raises ConfigError for a number below the running epoch's.
+        Raises ConfigError for a number below the running epoch's, or for what is none.
         """
         if number is None:
             number = self._epoch + 1 if self._epoch_named or self._iteration >= 0 else 0
+        number = epoch_number(number)
         if number < self._epoch:
             raise ConfigError(
                 f"epoch({number}) after epoch {self._epoch}: epochs only go up; load_state_dict goes back to a checkpoint"

@@ -168,6 +168,11 @@ class Method(Element, ABC):
         """It leaves gradient for later rounds by itself; if not, each round sends all of it but for rounding."""
         return False
 
+    @property
+    def waits_for_epochs(self) -> bool:
+        """What it sends depends on epochs that it must be told."""
+        return False
+
     def check(self, world_size: int) -> None:  # most methods take any
         """Raise ConfigError if the method cannot work between so many ranks."""
 

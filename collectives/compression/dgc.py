@@ -70,6 +70,11 @@ class DGC(PartlyDense):
         PartlyDense.__post_init__(self)
         schedules.check(self.warmup, self.schedule)
 
+    @property
+    def waits_for_epochs(self) -> bool:
+        """A warm-up goes on with the epochs that it is told, unless it counts them."""
+        return self.warmup > 0 and not self.epoch_steps
+
     def begin(self, job: Job, gradient: Array) -> None:
         """Clip, advance u, add it to v; where v is not finite, both restart, but for a velocity that is the same on all ranks."""
         memory = job.memory

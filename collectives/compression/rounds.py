@@ -9,6 +9,7 @@ is not held up; the default runs them at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from dblp.collectives.compression.curve import energy_curve
 from dblp.collectives.compression.link import ExactRounds, Link
 from dblp.collectives.compression.lossy import account, check_lossy, split_lost
 from dblp.collectives.compression.memory import Memory, MemoryStore
+from dblp.collectives.epochs import epoch_number
 from dblp.collectives.group import Group
 from dblp.collectives.phases import Phases
 from dblp.collectives.reduction import DTYPES, dtype_of, energy
@@ -29,6 +31,7 @@ from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.policy import Policy
 
 T = TypeVar("T")
+_log = logging.getLogger("dblp")
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 """``await offload(step)``: run a step and give its result."""
 
@@ -98,8 +101,9 @@ class Compression:
         return self.method.figures(self._factors)
 
     def epoch(self, number: int | None = None) -> None:
-        """An epoch begins; without a number the next one, 0 at first. Raises ConfigError for a number below the running one's."""
-        number = self._epoch + 1 if number is None else number
+        """An epoch begins; without a number the next one, 0 at first. Raises ConfigError for a number below the running one's, or
+        for what is none."""
+        number = self._epoch + 1 if number is None else epoch_number(number)
         if number < self._epoch:
             raise ConfigError(f"epoch({number}): epoch {self._epoch} is running, epochs only go on")
         self._epoch = number
@@ -134,6 +138,11 @@ class Compression:
                     f"compression {self.method.name!r}: only dblp's own groups have rounds that may lose something; "
                     "use an exact policy"
                 )
+        if self._rounds == 0 and self._epoch < 0 and self.method.waits_for_epochs:
+            _log.warning(
+                "compression %s has a warm-up, and no epoch was told: it stays in the first until attachment.epoch(number) is "
+                "called before each, or epoch_steps= counts them", self.method,
+            )  # fmt: skip
         job = self._job(group, gradient, bucket, iteration, dtype)
         job.phases = job.phases if phases is None else phases
         if policy is not None and policy.lossy and group.world_size > 1:

@@ -33,6 +33,7 @@ from dblp.collectives.torch.compression import (
     BucketParts,
     CompressedModel,
     check_alike,
+    check_optimizer,
     check_real,
     method_of,
 )
@@ -230,16 +231,20 @@ def compress_ddp(
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = 300.0,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> BorrowedCompression:
     """Compress the gradients of a DDP model whose process group is another backend's (gloo's), by a method or a string such as
     ``"netsense"``; ``dblp.attach`` is for dblp's own.
 
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike, in the same order.
     ``process_group``: for the rounds, used by nothing else; by default a new one of the model's backend. ``timeout_s``: of each
-    bucket, after which the backward pass raises. Raises UnsupportedError for a model that is not wrapped, is on dblp's backend,
+    bucket, after which the backward pass raises. ``optimizer``: checked to have no momentum where the method brings it (``dgc``).
+    Raises UnsupportedError for a model that is not wrapped, is on dblp's backend,
     or has a parameter whose gradient is not real and floating-point; ConfigError for what is no method, one that follows phases,
-    or a model that has a hook; MismatchError if ranks give different methods.
+    a model that has a hook, or an optimiser that does not go with the method; MismatchError if ranks give different methods.
     """
+    if not (isinstance(timeout_s, (int, float)) and 0.0 < timeout_s < float("inf")):
+        raise ConfigError(f"timeout_s={timeout_s!r}: seconds above 0 are expected")
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(
             f"compress_ddp takes a model wrapped in DistributedDataParallel, not {type(model).__name__}"
@@ -247,6 +252,7 @@ def compress_ddp(
     if isinstance(model.process_group, DblpProcessGroup):
         raise UnsupportedError("this model is on the backend 'dblp': use dblp.attach(model, compression=...)")
     method = method_of(compression)
+    check_optimizer(method, optimizer)
     if method.follows_phases:
         raise ConfigError(
             f"compression {method.name!r} follows phases, which dblp.attach decides: it runs on the backend 'dblp' only"

@@ -7,6 +7,7 @@ numpy lets go of the interpreter, and the engine's thread serves the network.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from dblp.collectives.budget import BudgetController
@@ -34,6 +36,8 @@ from dblp.collectives.torch.keyed import load_compression, save_compression
 from dblp.collectives.torch.work import DblpWork
 from dblp.errors import ConfigError, MismatchError, UnsupportedError
 from dblp.transport.policy import Policy
+
+_log = logging.getLogger("dblp")
 
 _THREADS = 2
 """Buckets that are compressed at a time, in a process."""
@@ -204,10 +208,22 @@ def check_alike(
 
 
 def check_optimizer(method: Method, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise ConfigError if momentum would be applied twice."""
-    if optimizer is None or not isinstance(method, DGC) or not method.momentum:
+    """Raise ConfigError if momentum would be applied twice, or moments taken of DGC's velocities; warn without an optimiser."""
+    if not isinstance(method, DGC) or not method.momentum:
+        return
+    if optimizer is None:
+        if dist.get_rank() == 0:
+            _log.warning(
+                "compression %s brings the momentum (%g): the optimiser must have none; optimizer=... has that checked",
+                method, method.momentum,
+            )  # fmt: skip
         return
     for group in optimizer.param_groups:
+        if "betas" in group:
+            raise ConfigError(
+                f"dgc with {type(optimizer).__name__}: DGC hands over velocities, not gradients, which is defined for SGD alone; "
+                "use SGD with momentum=0, or another compression"
+            )
         if group.get("momentum"):
             raise ConfigError(
                 f"dgc(momentum={method.momentum:g}) with an optimiser that has momentum={group['momentum']:g}: DGC brings the "

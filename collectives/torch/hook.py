@@ -41,6 +41,7 @@ from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
 from dblp.collectives.compression.base import Method
 from dblp.collectives.compression.lossy import check_lossy
+from dblp.collectives.epochs import epoch_number
 from dblp.collectives.joint import JointController
 from dblp.collectives.named import parse_policy
 from dblp.collectives.phases import Needs, Phase, Phases
@@ -171,8 +172,10 @@ class Attachment:
         """An epoch begins: call it on all ranks before its first iteration, with the epoch's number or without.
 
         Without a controller or a compression that has a warm-up it does nothing. Raises ConfigError for a number below the
-        running epoch's.
+        running epoch's, or for what is none.
         """
+        if number is not None:
+            number = epoch_number(number)
         if self.compression is not None:
             self.compression.epoch(number)
         if self._budget is not None:

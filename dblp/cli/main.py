@@ -47,6 +47,8 @@ def run(arguments: list[str]) -> int:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == EXIT_INTERRUPTED:
             _say(f"[yellow]{_INTERRUPTED}[/]")
+        elif code == 128 + signal.SIGTERM:
+            _say("[yellow]dblp: ended by SIGTERM; nothing is left running[/]")
         return code
     return 0
 

@@ -107,6 +107,35 @@ def compare(
     return [_change(key, old[key], new[key], failed) for key in shared]
 
 
+def headings(documents: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> list[str]:
+    """A line for each run, with what it is of, and one with what else differs between their experiments."""
+    experiments = [document["experiment"] for document in documents]
+    lines = [
+        f"{source}: {experiment['name']}, {experiment['title']}"
+        for experiment, source in zip(experiments, sources, strict=True)
+    ]
+    first, second = (dict(_leaves(experiment)) for experiment in experiments)
+    differ = [
+        f"{name} ({first.get(name)} and {second.get(name)})"
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
+    ]
+    return [*lines, f"they differ in {', '.join(differ)}"] if differ else lines
+
+
+_TOLD = ("name", "title", "about", "arms")
+"""Fields of an experiment that the comparison tells by itself, or that change nothing."""
+
+
+def _leaves(experiment: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by name, those of tables with the table's before it."""
+    for name, value in experiment.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{within}{name}.")
+        elif within or name not in _TOLD:
+            yield within + name, value
+
+
 def failures(documents: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> list[str]:
     """A line for each run that ended as failed, with its reason."""
     return [

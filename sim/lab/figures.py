@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,8 @@ _STYLE = {
 }
 _FEW_ROUNDS = 20
 """Up to so many, each round is a dot."""
+_MOST_LETTERS = 120
+"""Of a line of a heading."""
 _MOST_BURSTS = 400
 """Shaded in a panel; more would be a grey wall."""
 
@@ -68,10 +71,11 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **opti
             pyplot.close(figure)
 
 
-def distributions(document: Document, form: str = "svg") -> bytes:
-    """For each size: the share of rounds slower than t, both axes logarithmic, so that the tail is seen."""
+def distributions(document: Document, form: str = "svg", heading: str = "") -> bytes:
+    """For each size: the share of rounds that take t or longer, both axes logarithmic, so that the tail is seen."""
     sizes = _sizes(document)
-    with _figure(5.6 * len(sizes) + 1.6, 3.6, 1, len(sizes)) as (figure, axes):
+    with _figure(5.6 * len(sizes) + 1.6, 3.6 + _heading_inches(heading), 1, len(sizes)) as (figure, axes):
+        _head(figure, heading)
         for panel, nbytes in zip(axes[0], sizes, strict=True):
             for arm, entry in _of_size(document, nbytes):
                 times = np.sort(np.asarray(entry["seconds"])) * 1e3
@@ -86,8 +90,14 @@ def distributions(document: Document, form: str = "svg") -> bytes:
                     marker="o" if len(times) <= _FEW_ROUNDS else None,  # one round alone would have no line
                     markersize=4,
                 )
-            panel.set(xscale="log", yscale="log", xlabel="t (ms)", ylim=(None, 130))
-            panel.set_title(f"{format_bytes(nbytes)}: rounds slower than t (%)")
+            panel.set(
+                xscale="log",
+                yscale="log",
+                xlabel="t (ms)",
+                ylabel="rounds of t or longer (%)",
+                ylim=(None, 130),
+            )
+            panel.set_title(format_bytes(nbytes))
             plain_numbers(panel.xaxis, panel.yaxis)
         _legend(figure, axes[0, 0])
         return _bytes(figure, form)
@@ -117,7 +127,8 @@ def time_lines(document: Document, form: str = "svg") -> bytes:
                 panel.set_xlim(begin - edge, end + edge)  # one time line for all arms, which took turns
                 panel.set_title(f"{arm}, {format_bytes(nbytes)}", fontsize=9.5, fontweight="normal")
                 plain_numbers(panel.yaxis, low=True)
-            panel.set_xlabel("time (s); shaded: bursts" if document["bursts"] else "time (s)")
+            bursts = "; shaded: bursts; a full dot: a burst lay over the round" if document["bursts"] else ""
+            panel.set_xlabel(f"time (s); a dot and its line: a round, at its duration{bursts}")
         for panel in panels:  # of what a run that ended early did not come to
             panel.set_visible(False)
         return _bytes(figure, form)
@@ -150,10 +161,11 @@ def losses(document: Document, form: str = "svg") -> bytes:
         return _bytes(figure, form)
 
 
-def training(document: Document, form: str = "svg") -> bytes:
+def training(document: Document, form: str = "svg", heading: str = "") -> bytes:
     """Wall time and accuracy of each arm's training."""
     records = document["records"]
-    with _figure(11.5, 0.42 * len(records) + 1.2, 1, 2) as (figure, axes):
+    with _figure(11.5, 0.42 * len(records) + 1.2 + _heading_inches(heading), 1, 2) as (figure, axes):
+        _head(figure, heading)
         for panel, name, title, factor in (
             (axes[0, 0], "wall_s", "Wall time (s)", 1.0),
             (axes[0, 1], "test_accuracy", "Test accuracy (%)", 100.0),
@@ -175,8 +187,27 @@ def training(document: Document, form: str = "svg") -> bytes:
 
 
 def overview(document: Document, form: str = "png") -> bytes:
-    """One picture for a slide or a chat: distributions, or wall time and accuracy of a training. ``form``: of matplotlib's."""
-    return training(document, form) if document["experiment"]["train"] else distributions(document, form)
+    """One picture for a slide or a chat: distributions, or wall time and accuracy of a training; with what it is of, and that it
+    proves nothing where the run failed. ``form``: of matplotlib's."""
+    experiment = document["experiment"]
+    heading = f"{experiment['title']}: {experiment['topology']['hosts']} hosts, {document['host']['cpu']}"
+    if document["failed"]:
+        heading += f"\nTHIS RUN PROVES NOTHING: {document['failed'].splitlines()[0]}"
+    draw = training if experiment["train"] else distributions
+    return draw(document, form, heading)
+
+
+def _heading_inches(heading: str) -> float:
+    return 0.25 * len(heading.splitlines())
+
+
+def _head(figure: Any, heading: str) -> None:
+    if heading:
+        figure.suptitle(
+            "\n".join(textwrap.shorten(line, _MOST_LETTERS) for line in heading.splitlines()),
+            x=0.01,
+            ha="left",
+        )
 
 
 def _sizes(document: Document) -> list[int]:

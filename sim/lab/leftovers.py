@@ -1,8 +1,31 @@
-"""What killed runs left behind: namespaces whose name carries process id and start of an owner that is gone."""
+"""What killed runs left behind: namespaces and folders whose name carries process id and start of an owner that is gone."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
 from dblp.sim.lab import namespaces
+
+_FOLDER = "dblp-lab"
+
+
+def folder_prefix() -> str:
+    """What the name of this process's temporary folder begins with."""
+    return f"{_FOLDER}-{os.getpid()}-{namespaces.started(os.getpid())}-"
+
+
+def _lost_folders() -> list[Path]:
+    """Temporary folders whose owner does not run any more."""
+    found = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{_FOLDER}-*")):
+        match = re.fullmatch(rf"{_FOLDER}-(\d+)-(\d+)-.*", folder.name)
+        if match and namespaces.started(int(match[1])) != int(match[2]):
+            found.append(folder)
+    return found
 
 
 def find_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
@@ -15,8 +38,11 @@ def find_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
 
 
 def remove_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
-    """Remove them, with what still runs in them; returns their names. Needs root."""
+    """Remove them, with what still runs in them, and folders of killed runs; returns the names. Needs root."""
     found = find_leftovers(prefix)
     for name in found:
         namespaces.remove(name)
+    for folder in _lost_folders():
+        shutil.rmtree(folder, ignore_errors=True)
+        found.append(str(folder))
     return found

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from dblp.errors import LocalError
+from dblp.sim.lab.leftovers import folder_prefix
 from dblp.sim.lab.network import LabNetwork
 
 WORKER = "dblp.cli.lab.worker"
@@ -30,6 +31,8 @@ MASTER_PORT = 29_400
 _OWN_IMPAIRMENT = "DBLP_IMPAIR"
 """Not for ranks of a laboratory: its network alone impairs."""
 _TAIL_LINES = 12
+_NOISE = "The hostname of the client socket cannot be retrieved"
+"""torch's warning in a namespace without names: no cause of anything."""
 _END_S = 5.0
 """What workers get to end after they were told to."""
 
@@ -50,7 +53,7 @@ class Ranks:
     def __init__(self, network: LabNetwork, env: Mapping[str, str] | None = None) -> None:
         self._network = network
         self._env = dict(env or {})
-        self._folder = tempfile.TemporaryDirectory(prefix="dblp-lab-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=folder_prefix(), ignore_cleanup_errors=True)
         self._workers: list[Popen[bytes]] = []
         self._events: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._errors: list[IO[bytes]] = []
@@ -171,7 +174,8 @@ class Ranks:
             code = worker.wait(1.0)
         except TimeoutExpired:
             code = 0
-        lines = (Path(self._folder.name) / f"stderr-{rank}").read_text(errors="replace").splitlines()
+        text = (Path(self._folder.name) / f"stderr-{rank}").read_text(errors="replace")
+        lines = [line for line in text.splitlines() if _NOISE not in line]
         return RankError(
             "\n".join([f"rank {rank} of {len(self)} ended: {_cause(code)}", *lines[-_TAIL_LINES:]])
         )

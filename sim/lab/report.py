@@ -29,6 +29,9 @@ svg {{ max-width: 100%; height: auto }}
 </body></html>
 """
 
+FEW_ROUNDS = 100
+"""With fewer, the 99th percentile lies between the two slowest."""
+
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
@@ -66,6 +69,8 @@ def page(document: Document) -> str:
     parts = [_failed(document), _facts(document), "<h2>Results</h2>", _table(document), _ratios(document)]
     parts += [f"<h2>{heading}</h2>\n{_inline(svg)}" for heading, svg in pictures(document)]
     parts.append(f"<p class='about'>{_NOTES}</p>")
+    if any(record["rounds"] < FEW_ROUNDS for record in document["records"]):
+        parts.append(f"<p class='about'>{_FEW}</p>")
     return _PAGE.format(
         title=html.escape(experiment["title"]),
         about=html.escape(experiment["about"]),
@@ -164,4 +169,8 @@ _NOTES = (
     "A round is timed from its first rank's start to its last rank's end. Dropped: share of the packets that the model dropped, "
     "by the kernel's counters. Sent again: repeats over first transmissions, TCP segments for gloo, chunks for dblp. Missing: "
     "chunks that receivers did without. CPU: processor time of all ranks over the bytes that they put in."
+)
+_FEW = (
+    f"Some arms have fewer than {FEW_ROUNDS} rounds: their p99 is little less than the slowest round, their p99.9 is that round, "
+    "and ratios of either rest on one round each."
 )

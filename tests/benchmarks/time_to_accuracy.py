@@ -37,6 +37,7 @@ from dblp.cli.train.recipes import MODEL_NAMES, TEXT_MODELS, default_data, recip
 from dblp.cli.train.samples import Samples, Score
 from dblp.cli.train.standin import StandIn, train
 from dblp.collectives.presets import end_to_end, preset
+from dblp.errors import ConfigError
 from dblp.transport.policy import Stop
 from dblp.units import format_seconds
 from tests.benchmarks.tags import layout
@@ -329,9 +330,21 @@ def main() -> None:
             _print_savings(console, found, what, share)
 
 
+def _records_of(file: Path) -> list[dict[str, Any]]:
+    try:
+        records = json.loads(file.read_text())["records"]
+        if not all("tested_at" in record for record in records):
+            raise KeyError("tested_at")
+    except OSError as error:
+        raise ConfigError(f"--read {file}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"--read {file}: this is not what --json of this benchmark wrote") from None
+    return list(records)
+
+
 def _read(files: Sequence[Path], console: Console) -> list[dict[str, Any]]:
     """The records of earlier runs, compared anew, since the arms of a model may be in several files; a table for each model."""
-    found = [record for file in files for record in json.loads(file.read_text())["records"]]
+    found = [record for file in files for record in _records_of(file)]
     for record, saved in zip(found, savings([run_of(record) for record in found]), strict=True):
         record.update(saved)
     for model in dict.fromkeys(record["model"] for record in found):

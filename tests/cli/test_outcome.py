@@ -8,9 +8,10 @@ from rich.console import Console
 
 from dblp.cli.host import document, write_json
 from dblp.cli.launch import WorkerError
+from dblp.cli.main import run as dblp
 from dblp.cli.train.figures import _by_arm, draw
 from dblp.cli.train.outcome import Collector, combine
-from dblp.cli.train.policies import ARMS, is_bounded, method_of, parse_compressions, policy_of
+from dblp.cli.train.policies import ARMS, check_arm, is_bounded, method_of, parse_compressions, policy_of
 from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.presets import presets
@@ -203,6 +204,30 @@ def test_compression_runs_over_a_policy_by_name():
     ]:
         with pytest.raises(ConfigError, match=words):
             parse_compressions(text)
+
+
+@pytest.mark.parametrize(
+    ("arm", "optimizer", "words"),
+    [
+        ("topk(0.01) over mlt", "sgd", "'topk\\(0.01\\) over mlt'.*consistency='relaxed'"),
+        ("dgc(0.01) over optireduce", "sgd", "consistency='relaxed'"),
+        ("dgc(0.01)", "adamw", "DGC is defined for SGD alone, not for --optimizer adamw"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_trains(arm, optimizer, words, capsys):
+    with pytest.raises(ConfigError, match=words):
+        check_arm(arm, 0.1, "stall", 4, optimizer)
+    options = ["--arms", "gloo", "--compression", arm, "--optimizer", optimizer]
+    assert dblp(["train", *options]) == 2
+    said = capsys.readouterr()
+    assert "--compression" in said.err and not said.out
+
+
+@pytest.mark.parametrize(
+    "arm", ["gloo", "dblp", "topk(0.01) over bounded", "gloo:dgc(0.01)", "dgc(momentum=0)"]
+)
+def test_what_goes_together_is_not_refused(arm):
+    check_arm(arm, 0.1, "stall", 4, "adamw" if "momentum" in arm else "sgd")
 
 
 def test_compression_is_an_arm_and_tells_its_sizes():

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from dblp.errors import ClosedError, ConfigError
 from dblp.sim.lab import means, namespaces
 from dblp.sim.lab.impairments import Schedule, parse_conditions, parse_schedule
-from dblp.sim.lab.leftovers import find_leftovers, remove_leftovers
+from dblp.sim.lab.leftovers import find_leftovers, folder_prefix, remove_leftovers
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.tools import LabError
 from dblp.sim.lab.topology import KINDS, Topology, load_topology
@@ -354,6 +355,18 @@ def test_what_a_killed_run_left_is_found_and_removed_by_the_next():
     with LabNetwork(Topology(kind="star", hosts=1), prefix):
         assert not of(run.pid, prefix)
     assert not running(child), "what ran in it has ended"
+
+
+def test_folders_of_killed_runs_are_removed_and_those_of_others_left(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = Path(tempfile.mkdtemp(prefix=folder_prefix()))
+    left = tmp_path / f"dblp-lab-{os.getpid()}-1-x"
+    other = tmp_path / "dblp-lab-notes"
+    for folder in (left, other):
+        folder.mkdir()
+    (left / "stderr-0").write_text("x")
+    assert str(left) in remove_leftovers("dblpnobody")
+    assert not left.exists() and mine.is_dir() and other.is_dir()
 
 
 def test_a_process_that_got_the_id_of_a_killed_run_hides_nothing(monkeypatch):

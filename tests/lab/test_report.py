@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from dblp.cli.lab.tables import result_table
 from dblp.cli.main import run as dblp
 from dblp.errors import ConfigError
 from dblp.sim.lab import figures, report
@@ -202,6 +203,45 @@ def test_the_command_compares(content, tmp_path, capsys):
         ("default", 1.0, "same"),
     ]
     assert "same" in capsys.readouterr().out
+
+
+def test_runs_of_different_experiments_are_called_so(content, tmp_path, capsys):
+    other = document(
+        run(
+            [block("default", [0.1] * 8)],
+            impair="loss(0.02)",
+            topology={"kind": "star", "hosts": 3},
+            title="Another",
+        )
+    )
+    for name, made in (("a", content), ("b", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(made))
+    assert dblp(["lab", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "a.json: made, Made <by hand>" in said and "b.json: made, Another" in said
+    assert (
+        "topology.hosts (2 and 3)" in said
+        and "loss(0.02)" in said
+        and "rounds" not in said.split("they differ")[0]
+    )
+    assert dblp(["lab", "compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 0
+    assert "they differ" not in capsys.readouterr().out
+
+
+def test_percentiles_of_few_rounds_are_called_so(content, monkeypatch):
+    monkeypatch.setattr(report, "pictures", lambda document: [])
+    assert "rest on one round each" in page(content)
+    assert "p99 of fewer than 100 rounds" in str(result_table(content["records"]).caption)
+    many = document(run([block("default", [0.1] * 100)], arms=["default"]))
+    assert "rest on one round each" not in page(many)
+    assert "p99" not in str(result_table(many["records"]).caption)
+
+
+def test_a_picture_alone_tells_what_it_is_of_and_whether_it_proves_anything(content):
+    assert b"Made &lt;by hand&gt;: 2 hosts" in figures.overview(content, "svg")
+    assert b"PROVES NOTHING" not in figures.overview(content, "svg")
+    failed = figures.overview({**content, "failed": "no burst came\nmore"}, "svg")
+    assert b"THIS RUN PROVES NOTHING: no burst came" in failed
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(1, "too few rounds"), (5, "too few rounds"), (6, "faster")])

@@ -276,7 +276,13 @@ def test_check_says_how_it_will_be_done(tmp_path):
         (["run", "clean", "--sizes", "1Q"], "--sizes"),
         (["run", "clean", "--hosts", "1"], "hosts=1"),
         (["run", "clean", "--epochs", "3"], "are for training"),
-        (["run", "clean", "--capture", "x.pcap", "--capture-host", "4"], "there are hosts 0 to 3"),
+        (
+            ["run", "clean", "--capture", "x.pcap", "--capture-host", "4"],
+            "--capture-host 4: there are hosts 0 to 3",
+        ),
+        (["capture", "clean", "x.pcap", "--host", "4"], "error: --host 4: there are hosts 0 to 3"),
+        (["capture", "clean", "x.pcap", "--arm", "x"], "error: --arm: arm, column 1: 'x' is none"),
+        (["capture", "clean", "/proc/x.pcap"], "error: FILE"),
     ],
 )
 def test_wrong_use_is_told_before_anything_is_built(arguments, says, capsys):

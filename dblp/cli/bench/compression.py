@@ -39,7 +39,9 @@ def compression(
     rates: Annotated[
         str, typer.Option(help="Rates of each rank's simulated link: Mb/s, or with a unit (1gbit).")
     ] = _RATES,
-    melem: Annotated[int, typer.Option(help="Million elements of the gradient whose rounds are timed.")] = 1,
+    melem: Annotated[
+        int, typer.Option(help="Million elements, a whole number, of the gradient whose rounds are timed.")
+    ] = 1,
     loss: Annotated[float, typer.Option(help="Share of datagrams that the network loses, in [0, 1).")] = 0.0,
     budget: Annotated[
         float, typer.Option(help="Loss budget of the compressed rounds, in [0, 1); 0: exact.")

@@ -48,10 +48,12 @@ class _Outputs:
     picture: Path | None = None
     capture: Path | None = None
     capture_host: int = 0
+    capture_options: tuple[str, str] = ("--capture", "--capture-host")
+    """How the command calls them."""
 
     def check(self) -> None:
         """Now, not when hours of rounds are done; raises LocalError."""
-        files = {"--json": self.json, "--report": self.report, "--capture": self.capture}
+        files = {"--json": self.json, "--report": self.report, self.capture_options[0]: self.capture}
         check_outputs(files, {"--picture": self.picture})
 
 
@@ -132,13 +134,13 @@ def _placed(experiment: Experiment, hosts: int | None, rate: str) -> Experiment:
     return experiment.with_(topology=replace(experiment.topology, **changes)) if changes else experiment
 
 
-def _arms(text: str) -> tuple[Arm, ...]:
+def _arms(text: str, option: str = "--arms") -> tuple[Arm, ...]:
     from dblp.sim.lab.arms import parse_arm
 
     try:
         return tuple(parse_arm(arm.strip()) for arm in text.split(";") if arm.strip())
     except ConfigError as error:
-        raise ConfigError(f"--arms: {error}") from None
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _impaired(experiment: Experiment, impair: str, traffic: str) -> Experiment:
@@ -179,7 +181,9 @@ def _check(experiment: Experiment, outputs: _Outputs) -> None:
 
     hosts = experiment.topology.hosts
     if outputs.capture is not None and not 0 <= outputs.capture_host < hosts:
-        raise ConfigError(f"--capture-host {outputs.capture_host}: there are hosts 0 to {hosts - 1}")
+        raise ConfigError(
+            f"{outputs.capture_options[1]} {outputs.capture_host}: there are hosts 0 to {hosts - 1}"
+        )
     outputs.check()
     check_memory(experiment)
     require("torch", "pyroute2", *(["matplotlib"] if outputs.report or outputs.picture else []))
@@ -205,6 +209,8 @@ def _run(experiment: Experiment, outputs: _Outputs, command: str) -> None:
         if done.measured:
             _say(console, "the run did not come to its end; what was measured until then:")
             _show(done, console, outputs)
+        elif outputs.json or outputs.report or outputs.picture:
+            _say(console, "nothing was measured, so no file was written")
         raise
     _show(done, console, outputs)
     if done.failed and command == CAPTURE:  # it is there to be looked into, and claims nothing
@@ -301,11 +307,13 @@ def compare(
 
     from dblp.cli.lab.tables import change_table, too_few
     from dblp.sim.lab.compare import compare as compare_documents
-    from dblp.sim.lab.compare import failures
+    from dblp.sim.lab.compare import failures, headings
 
     check_outputs({"--json": json})
     contents, sources = (read_document(before), read_document(after)), (str(before), str(after))
     changes = compare_documents(*contents, sources)
+    for line in headings(contents, sources):
+        typer.echo(line)
     Console().print(change_table(changes))
     failed = failures(contents, sources)
     for line in failed:
@@ -354,7 +362,7 @@ def check(json: Json = None) -> None:
 
 @lab.command()
 def clean() -> None:
-    """Remove what killed runs left behind: namespaces whose owner is gone, with what still runs in them."""
+    """Remove what killed runs left behind: namespaces and folders whose owner is gone, with what still runs in them."""
     from dblp.sim.lab import preflight
     from dblp.sim.lab.leftovers import remove_leftovers
 
@@ -373,7 +381,7 @@ def capture(
     sizes: Annotated[str, typer.Option(help="Size of the tensor.")] = "1M",
 ) -> None:
     """Capture some rounds of one arm of an experiment, for dblp pcap or Wireshark."""
-    if any(found.preset is None for found in _arms(arm)):
+    if any(found.preset is None for found in _arms(arm, "--arm")):
         raise ConfigError(f"--arm {arm}: a capture holds dblp's datagrams; gloo's arms send TCP")
     chosen = _changed(_loaded(experiment), arm, sizes, rounds, None, None)
-    _run(chosen, _Outputs(capture=file, capture_host=host), CAPTURE)
+    _run(chosen, _Outputs(capture=file, capture_host=host, capture_options=("FILE", "--host")), CAPTURE)

@@ -13,7 +13,7 @@ from rich.text import Text
 from dblp.sim.lab.compare import FAILED, LEAST_ROUNDS, TOO_FEW, Change
 from dblp.sim.lab.experiment import Experiment
 from dblp.sim.lab.preflight import Finding
-from dblp.sim.lab.report import ratio_rows
+from dblp.sim.lab.report import FEW_ROUNDS, ratio_rows
 from dblp.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def result_table(records: Sequence[Mapping[str, Any]]) -> Table:
     else:
         columns.append(("CPU s/GB", lambda r: f"{r['cpu_s_per_gb']:.2f}"))
     burst = "; burst: p50 of rounds that met one" if bursts else ""
-    table = _table(f"lost: dropped by the model, by the kernel's counters{burst}", columns)
+    caption = f"lost: dropped by the model, by the kernel's counters{burst}"
+    if any(record["rounds"] < FEW_ROUNDS for record in records):
+        caption += f"; p99 of fewer than {FEW_ROUNDS} rounds is little less than the slowest"
+    table = _table(caption, columns)
     for record in records:
         table.add_row(*(cell(record) for _, cell in columns))
     return table

@@ -62,8 +62,8 @@ class Arm:
     momentum: float = MOMENTUM
     """What is left to the optimiser."""
 
-    def attach(self, model: TimedDDP) -> None:
-        """Register the arm's hook on a model."""
+    def attach(self, model: TimedDDP, optimizer: torch.optim.Optimizer) -> None:
+        """Register the arm's hook on a model; the optimiser is that of its parameters."""
         raise NotImplementedError
 
     def begin_epoch(self, number: int) -> None:
@@ -85,12 +85,12 @@ class GlooArm(Arm):
         self.momentum = _momentum_beside(compression)
         self._compression: BorrowedCompression | None = None
 
-    def attach(self, model: TimedDDP) -> None:
+    def attach(self, model: TimedDDP, optimizer: torch.optim.Optimizer) -> None:
         """Register torch's hook, or compression's."""
         if self._method is None:
             model.register_comm_hook(None, allreduce_hook)
         else:
-            self._compression = compress_ddp(model, self._method)
+            self._compression = compress_ddp(model, self._method, optimizer=optimizer)
 
     def begin_epoch(self, number: int) -> None:
         """Tell a compression that has a warm-up."""
@@ -112,9 +112,10 @@ class DblpArm(Arm):
         self._attachment: Attachment | None = None
         self._before = DatagramCount()
 
-    def attach(self, model: TimedDDP) -> None:
-        """Register dblp's hook."""
-        self._attachment = attach(model, self._policy, compression=self._compression)
+    def attach(self, model: TimedDDP, optimizer: torch.optim.Optimizer) -> None:
+        """Register dblp's hook. The optimiser is for DGC's check alone: controllers would heed its learning rate, too."""
+        checked = optimizer if isinstance(self._compression, DGC) else None
+        self._attachment = attach(model, self._policy, compression=self._compression, optimizer=checked)
         self._before = datagram_count(dist.group.WORLD)
 
     def begin_epoch(self, number: int) -> None:

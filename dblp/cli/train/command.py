@@ -18,6 +18,7 @@ from dblp.cli.train.policies import (
     GLOO,
     POLICIES,
     arm_of,
+    check_arm,
     is_bounded,
     known_arms,
     parse_compressions,
@@ -91,6 +92,8 @@ def train(
         budget=budget,
         stop=policy_stop,
     )
+    for arm in plan.arms:
+        check_arm(arm, plan.budget, plan.stop, plan.ranks, plan.optimizer)
     check_outputs({"--json": json}, {"--picture": picture})
     require("torch", "matplotlib")
     _train(plan, picture, json)

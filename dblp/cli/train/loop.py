@@ -55,9 +55,9 @@ class Run:
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._samples, self._emit = samples, emit
         self._model = TimedDDP(samples.build(plan.model, seed=seed))
-        arm.attach(self._model)
-        self._steps = len(samples) // plan.batch
         self._optimizer = optimizer(plan.optimizer, self._model.parameters(), plan.lr, momentum=arm.momentum)
+        arm.attach(self._model, self._optimizer)
+        self._steps = len(samples) // plan.batch
         self._schedule = one_cycle(self._optimizer, plan.lr, self._steps * plan.epochs)
         self._losses: list[float] = []
         self._scores: list[Score] = []

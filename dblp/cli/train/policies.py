@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dblp.cli.train.recipes import SGD
 from dblp.collectives.compression.base import Method
+from dblp.collectives.compression.dgc import DGC
+from dblp.collectives.compression.lossy import check_lossy
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.named import plain_name
 from dblp.collectives.presets import Preset, preset, presets
-from dblp.errors import ConfigError
+from dblp.errors import ConfigError, UnsupportedError
 from dblp.transport.policy import Bounded
 
 GLOO, EXACT, BOUNDED = "gloo", "dblp-exact", "dblp-bounded"
@@ -87,6 +90,24 @@ def method_of(arm: str) -> Method | None:
     return (
         None if arm in known_arms() else parse_compression(_method_and_policy(arm.removeprefix(OVER_GLOO))[0])
     )
+
+
+def check_arm(arm: str, budget: float, stop: str, ranks: int, optimizer: str) -> None:
+    """Raise ConfigError for a compression that does not go with its policy, in any phase, or with the optimiser: before the arms
+    that come first have trained in vain."""
+    method, policy = method_of(arm), policy_of(arm, budget, stop)
+    if method is None:
+        return
+    if isinstance(method, DGC) and method.momentum and optimizer != SGD:
+        raise ConfigError(
+            f"--compression {arm!r}: DGC is defined for SGD alone, not for --optimizer {optimizer}; take sgd, or another method"
+        )
+    try:
+        for kept in (policy.policy, policy.tolerant) if policy is not None else ():
+            if kept is not None:
+                check_lossy(kept, method, ranks)
+    except (ConfigError, UnsupportedError) as error:
+        raise ConfigError(f"--compression {arm!r}: {error}") from None
 
 
 def policy_of(arm: str, budget: float, stop: str) -> Preset | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dblp.collectives.budget import BudgetController
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.memory import Memory
 from dblp.collectives.compression.registry import parse_compression
 from dblp.collectives.compression.rounds import Compression
 from dblp.collectives.compression.warmup import ratio_in
+from dblp.collectives.phases import NormChange
 from dblp.errors import ConfigError
 from tests.collectives.compression.cases import bucket, job
 from tests.collectives.worlds import run_memory
@@ -238,6 +240,40 @@ def test_the_warm_up_is_followed(steps, epochs):
 
     for sizes in run_memory(member, 2):
         assert sizes == [5000, 5000, 1000, 1000, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "warned"),
+    [
+        ("dgc(0.1,warmup=2)", [], True),
+        ("dgc(0.1,warmup=2)", [0], False),
+        ("dgc(0.1,warmup=2,epoch_steps=2)", [], False),
+        ("dgc(0.1)", [], False),
+        ("topk(0.1)", [], False),
+    ],
+)
+def test_a_warm_up_that_no_epoch_moves_is_warned_of_once(method, epochs, warned, caplog):
+    parts = bucket([(10, 10)])
+
+    async def member(group):
+        compression = Compression(parse_compression(method))
+        for epoch in epochs:
+            compression.epoch(epoch)
+        for iteration in range(3):
+            await compression.all_reduce(
+                group, _integers(iteration, parts.size), parts, timeout_s=10.0, iteration=iteration
+            )
+
+    run_memory(member, 1)
+    assert [record.message.count("no epoch was told") for record in caplog.records] == [1] * warned
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), -1, "x", True])
+def test_what_is_no_epoch_is_refused(number):
+    for told in (Compression(DGC()), BudgetController(NormChange())):
+        with pytest.raises(ConfigError, match=r"epoch\(.*\): a whole number from 0 on"):
+            told.epoch(number)
+        told.epoch(np.int64(2))
 
 
 def test_values_that_make_no_method():
