@@ -79,11 +79,16 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def write_file(option: str, path: Path, content: bytes) -> None:
-    """Write a file, with its folder by the rule; raises LocalError that names option and file."""
+    """Write a file, with its folder by the rule; of a new one no part is left where that fails. Raises LocalError that names
+    option and file."""
+    new = not path.exists()
     try:
         make_folder(option, path)
         path.write_bytes(content)
     except OSError as error:
+        if new:
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise _refusal(option, path, error) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,12 +102,13 @@ def show(
         f"[bold]{capture.datagrams}[/] UDP datagrams, {len(capture.records)} records of ours: {named or 'none'}",
         highlight=False,
     )
+    sessions = _sessions(messages)
     if rounds:
-        console.print(_round_table(rounds[:limit]))
+        console.print(_round_table(rounds[:limit], sessions))
         _say_left_out(console, len(rounds), limit, "rounds")
     telling = [message for message in messages if message.repairs or message.end != "complete"]
     if telling:
-        console.print(_message_table(telling[:limit]))
+        console.print(_message_table(telling[:limit], sessions))
         _say_left_out(console, len(telling), limit, "messages with repairs, holes or no end")
     elif messages:
         console.print(f"{len(messages)} messages, all complete, none repaired", highlight=False)
@@ -129,19 +130,31 @@ def _show_faults(capture: Capture, console: Console) -> None:
         console.print(f"[yellow]{capture.cut} payloads were cut by the capture[/]", highlight=False)
 
 
-def _round_table(rounds: Sequence[RoundTrace]) -> Table:
+def _sessions(messages: Sequence[MessageTrace]) -> dict[int, str]:
+    """What rounds' names begin with, by session; nothing where the capture has one. Groups that were made one after the other, as
+    the arms of a run, count their rounds alike."""
+    found = dict.fromkeys(message.session for message in sorted(messages, key=lambda m: m.first_s))
+    return {session: f"{number}/" if len(found) > 1 else "" for number, session in enumerate(found, 1)}
+
+
+def _round_table(rounds: Sequence[RoundTrace], sessions: Mapping[int, str]) -> Table:
     from dblp.units import format_bytes, format_seconds
 
     headings = ("round", "start", "took", "msgs", "bytes", "data", "repairs", "missing", "ends")
+    of = (
+        "session/group:round, sessions in the order in which they came"
+        if len(sessions) > 1
+        else "group:round"
+    )
     table = _table(
-        "rounds (group:round); msgs: messages; data: datagrams with a chunk; ends: how the messages stopped",
+        f"rounds ({of}); msgs: messages; data: datagrams with a chunk; ends: how the messages stopped",
         headings,
     )
     for round_ in rounds:
         facts = round_.record()
         ends = ", ".join(f"{count} {end}" for end, count in facts["ends"].items())
         table.add_row(
-            f"{round_.group}:{round_.round}",
+            f"{sessions[round_.session]}{round_.group}:{round_.round}",
             format_seconds(facts["start_s"]),
             format_seconds(facts["duration_s"]),
             str(facts["messages"]),
@@ -154,7 +167,7 @@ def _round_table(rounds: Sequence[RoundTrace]) -> Table:
     return table
 
 
-def _message_table(messages: Sequence[MessageTrace]) -> Table:
+def _message_table(messages: Sequence[MessageTrace], sessions: Mapping[int, str]) -> Table:
     from dblp.units import format_seconds
 
     headings = (
@@ -174,7 +187,7 @@ def _message_table(messages: Sequence[MessageTrace]) -> Table:
     for message in messages:
         facts = message.record()
         table.add_row(
-            f"{message.group}:{message.round}",
+            f"{sessions[message.session]}{message.group}:{message.round}",
             str(message.step),
             f"{message.sender}-{'?' if message.receiver is None else message.receiver}",
             _known(message.chunks),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dblp.cli.main import run
-from tests.transport.recording import recorded_rounds, write_pcap
+from tests.transport.recording import SESSION, recorded_rounds, write_pcap
 
 pytest.importorskip("scapy")
 
@@ -35,6 +35,17 @@ def test_json_holds_what_the_reports_say(capture, tmp_path, capsys):
     )
     said = capsys.readouterr().out
     assert "0:0" in said and "2 stall" in said and "repairs" in said
+
+
+def test_rounds_of_two_sessions_are_told_apart(tmp_path, capsys):
+    """As of two arms in one capture, which both count from 0."""
+    first, _ = recorded_rounds(impair="loss(0.1),seed(3)")
+    second, _ = recorded_rounds(impair="loss(0.1),seed(4)", session=SESSION - 1)
+    later = [datagram._replace(time=datagram.time + 10.0) for datagram in second]
+    write_pcap(tmp_path / "two.pcap", [*first, *later])
+    assert run(["pcap", str(tmp_path / "two.pcap")]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("1/0:0", "1/0:1", "2/0:0", "2/0:1", "session/group:round"))
 
 
 def test_pictures(capture, tmp_path):

@@ -58,7 +58,9 @@ class RecordingPort:
         self._port.close()
 
 
-def recorded_rounds(*, world_size: int = 2, budget: float = 0.0, impair: str = "", rounds: int = 2):
+def recorded_rounds(
+    *, world_size: int = 2, budget: float = 0.0, impair: str = "", rounds: int = 2, session: int = SESSION
+):
     """The datagrams that the ranks sent in some all-reduces on a simulated network, and the reports of all ranks."""
     kept: list[UdpDatagram] = []
 
@@ -73,7 +75,7 @@ def recorded_rounds(*, world_size: int = 2, budget: float = 0.0, impair: str = "
                     rank=rank,
                     world_size=world_size,
                     config=TransportConfig(),
-                    session=SESSION,
+                    session=session,
                     peers=peers,
                 )
                 for rank, port in enumerate(ports)
