@@ -36,7 +36,9 @@ NORM = Kind(
     lambda value: isinstance(value, (int, float)) and 0.0 <= value < float("inf"),
     lambda value: repr(float(value)),
 )
-COUNT = Kind("a whole number", int, lambda value: isinstance(value, int) and 0 <= value <= 10**9, str)
+COUNT = Kind(
+    "a whole number from 0 to 10^9", int, lambda value: isinstance(value, int) and 0 <= value <= 10**9, str
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from dblp.collectives.compression.base import Array, Job, Part, Summed, mean_of
 from dblp.collectives.compression.link import Link
 from dblp.transport.spec import SEED, Kind, arg
 
-RANK = Kind("a rank of at least 1", int, lambda value: isinstance(value, int) and 1 <= value <= 4096, str)
+RANK = Kind("a rank of 1 to 4096", int, lambda value: isinstance(value, int) and 1 <= value <= 4096, str)
 RATE = Kind(
     "a number of at least 1",
     float,

@@ -38,7 +38,7 @@ LEAST_LEVELS = 7
 _SLAB = 1 << 18
 """Elements that are worked on at a time, so that temporary arrays stay in the cache."""
 BLOCK = Kind(
-    "a whole number of at least 2 elements",
+    "2 to 2^24 elements",
     int,
     lambda value: isinstance(value, int) and 2 <= value <= 2**24,
     str,

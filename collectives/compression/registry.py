@@ -39,8 +39,12 @@ def parse_compression(text: str) -> Method:
     known, start = ", ".join(METHODS), parser.at
     name = parser.take_word(f"the name of a method ({known})")
     if name not in METHODS:
-        parser.fail(start, f"{name!r} is no compression method; known are {known}")
+        train = "; 'gloo:METHOD' is a form of dblp train alone, a model on gloo takes compress_ddp"
+        hint = train if name.startswith("gloo") else ""
+        parser.fail(start, f"{name!r} is no compression method; known are {known}{hint}")
     method = parser.take_element(start, METHODS[name], bare=True)
     if not parser.done:
-        parser.fail(parser.at, f"the end after {name} was expected, found {parser.found()}")
+        over = text[parser.at :].split()[:1] == ["over"]
+        hint = "; 'METHOD over POLICY' is a form of dblp train alone, attach takes policy=" if over else ""
+        parser.fail(parser.at, f"the end after {name} was expected, found {parser.found()}{hint}")
     return method

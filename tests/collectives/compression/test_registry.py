@@ -37,8 +37,10 @@ def test_names_and_defaults():
         ("topk(0.1,0.2,0.3)", 10, "full or fp16"),
         ("topk(size=3)", 6, "topk has no 'size'"),
         ("topk(0.1) x", 11, "the end after topk"),
-        ("int8(block=1)", 12, "at least 2"),
-        ("powersgd(0)", 10, "a rank of at least 1"),
+        ("topk(0.1) over bounded", 11, "a form of dblp train alone, attach takes policy="),
+        ("gloo:topk(0.1)", 1, "a form of dblp train alone, a model on gloo takes compress_ddp"),
+        ("int8(block=1)", 12, r"2 to 2\^24 elements"),
+        ("powersgd(0)", 10, "a rank of 1 to 4096"),
         ("sign(1)", 6, "too many values"),
     ],
 )
