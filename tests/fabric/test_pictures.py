@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dblp.cli.sim.command import headings, print_whole, records_table, unfinished
+from dblp.cli.sim.command import headings, records_table, unfinished
 from dblp.cli.sim.palette import axis_names, point_text, whole_numbers
 from dblp.cli.sim.pictures import draw
+from dblp.cli.whole import print_whole
 from dblp.sim.fabric import packet
 from dblp.sim.fabric.experiment import load_experiment, read_experiment
 from dblp.sim.fabric.packet import run_packet

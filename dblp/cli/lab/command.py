@@ -13,6 +13,7 @@ from dblp.cli.extras import require
 from dblp.cli.host import document, write_json
 from dblp.cli.options import parse_sizes, parse_time
 from dblp.cli.output import check_outputs, picture_form, write_file
+from dblp.cli.whole import print_whole
 from dblp.errors import ConfigError, LocalError
 from dblp.units import parse_bps
 
@@ -226,9 +227,9 @@ def _show(done: Run, console: Console, outputs: _Outputs) -> None:
 
     found = document_of(done)
     content = document("lab run", found.pop("records"), **found)  # what it is, whatever command made it
-    console.print(result_table(content["records"]))
+    print_whole(console, result_table(content["records"]))
     if content["ratios"]:
-        console.print(ratio_table(content["ratios"]))
+        print_whole(console, ratio_table(content["ratios"]))
     _write(content, console, outputs)
     if outputs.capture is not None:
         _say(console, f"capture: {outputs.capture}; look into it with: dblp pcap {outputs.capture}")

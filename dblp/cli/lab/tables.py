@@ -161,7 +161,9 @@ def _table(caption: str, columns: Sequence[tuple[str, object]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption, caption_justify="left")
     for name, _ in columns:
         left = name in ("arm", "than", "name", "what", "verdict")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "what")
+        table.add_column(
+            name, justify="left" if left else "right", no_wrap=name in ("arm", "name"), overflow="fold"
+        )
     return table
 
 

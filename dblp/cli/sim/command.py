@@ -16,6 +16,7 @@ from dblp.cli.extras import require
 from dblp.cli.options import parse_seeds
 from dblp.cli.output import check_folder, check_outputs, picture_form, write_file
 from dblp.cli.sim.palette import axis_names, point_text
+from dblp.cli.whole import print_whole
 from dblp.errors import ConfigError
 from dblp.units import format_count, format_seconds
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from dblp.sim.fabric.experiment import Case, Experiment
     from dblp.sim.fabric.sweep import CaseResult
 
-_ANY_WIDTH = 10_000
-"""Columns, more than any table has."""
 
 sim = typer.Typer(
     help="Experiments in the fabric simulator: switches, paths, transports, up to a thousand hosts.",
@@ -252,16 +251,6 @@ def _write(
     for path in (json, picture, report):
         if path is not None:
             console.print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
-
-
-def print_whole(console: Console, table: Table) -> None:
-    """Print a table with nothing cut off: a file takes lines as long as they are, a terminal has the last columns folded."""
-    from rich.console import Console
-
-    if not console.is_terminal:
-        wide = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
-        console = Console(file=console.file, width=max(console.width, wide))
-    console.print(table)
 
 
 def records_table(rows: list[dict[str, Any]]) -> Table:
