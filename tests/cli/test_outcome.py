@@ -210,7 +210,7 @@ def test_compression_runs_over_a_policy_by_name():
     ("arm", "optimizer", "words"),
     [
         ("topk(0.01) over mlt", "sgd", "'topk\\(0.01\\) over mlt'.*consistency='relaxed'"),
-        ("dgc(0.01) over optireduce", "sgd", "consistency='relaxed'"),
+        ("dgc(0.01) over optireduce", "sgd", "hadamard"),
         ("dgc(0.01)", "adamw", "DGC is defined for SGD alone, not for --optimizer adamw"),
     ],
 )

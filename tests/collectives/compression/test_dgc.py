@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from dblp.collectives.budget import BudgetController
+from dblp.collectives.budget import BudgetController, Budgets
 from dblp.collectives.compression.dgc import DGC
 from dblp.collectives.compression.memory import Memory
 from dblp.collectives.compression.registry import parse_compression
@@ -269,11 +271,12 @@ def test_a_warm_up_that_no_epoch_moves_is_warned_of_once(method, epochs, warned,
 
 
 @pytest.mark.parametrize("number", [1.5, float("nan"), -1, "x", True])
-def test_what_is_no_epoch_is_refused(number):
-    for told in (Compression(DGC()), BudgetController(NormChange())):
+def test_what_is_no_epoch_is_refused(number: Any):
+    two: Any = np.int64(2)
+    for told in (Compression(DGC()), BudgetController(NormChange(), Budgets(low=0.1, high=0.2))):
         with pytest.raises(ConfigError, match=r"epoch\(.*\): a whole number from 0 on"):
             told.epoch(number)
-        told.epoch(np.int64(2))
+        told.epoch(two)
 
 
 def test_values_that_make_no_method():
