@@ -240,7 +240,7 @@ def _velocity_part(
     velocity: torch.Tensor | None = entry["velocity"]
     if velocity is None:
         return None
-    return velocity.clone() if entry["alike"] else part(velocity)
+    return velocity.clone() if entry.get("alike") else part(velocity)
 
 
 def _to_bytes(state: Mapping[str, Any]) -> bytes:

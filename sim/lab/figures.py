@@ -36,6 +36,7 @@ _FEW_ROUNDS = 20
 """Up to so many, each round is a dot."""
 _MOST_LETTERS = 120
 """Of a line of a heading."""
+_HEADING_POINTS = 11
 _MOST_BURSTS = 400
 """Shaded in a panel; more would be a grey wall."""
 
@@ -75,7 +76,6 @@ def distributions(document: Document, form: str = "svg", heading: str = "") -> b
     """For each size: the share of rounds that take t or longer, both axes logarithmic, so that the tail is seen."""
     sizes = _sizes(document)
     with _figure(5.6 * len(sizes) + 1.6, 3.6 + _heading_inches(heading), 1, len(sizes)) as (figure, axes):
-        _head(figure, heading)
         for panel, nbytes in zip(axes[0], sizes, strict=True):
             for arm, entry in _of_size(document, nbytes):
                 times = np.sort(np.asarray(entry["seconds"])) * 1e3
@@ -99,7 +99,7 @@ def distributions(document: Document, form: str = "svg", heading: str = "") -> b
             )
             panel.set_title(format_bytes(nbytes))
             plain_numbers(panel.xaxis, panel.yaxis)
-        _legend(figure, axes[0, 0])
+        _legend(figure, axes[0, 0], heading)
         return _bytes(figure, form)
 
 
@@ -165,7 +165,8 @@ def training(document: Document, form: str = "svg", heading: str = "") -> bytes:
     """Wall time and accuracy of each arm's training."""
     records = document["records"]
     with _figure(11.5, 0.42 * len(records) + 1.2 + _heading_inches(heading), 1, 2) as (figure, axes):
-        _head(figure, heading)
+        if heading:
+            figure.suptitle(_shortened(heading), x=0.01, ha="left", fontsize=_HEADING_POINTS)
         for panel, name, title, factor in (
             (axes[0, 0], "wall_s", "Wall time (s)", 1.0),
             (axes[0, 1], "test_accuracy", "Test accuracy (%)", 100.0),
@@ -201,13 +202,8 @@ def _heading_inches(heading: str) -> float:
     return 0.25 * len(heading.splitlines())
 
 
-def _head(figure: Any, heading: str) -> None:
-    if heading:
-        figure.suptitle(
-            "\n".join(textwrap.shorten(line, _MOST_LETTERS) for line in heading.splitlines()),
-            x=0.01,
-            ha="left",
-        )
+def _shortened(heading: str) -> str:
+    return "\n".join(textwrap.shorten(line, _MOST_LETTERS) for line in heading.splitlines())
 
 
 def _sizes(document: Document) -> list[int]:
@@ -245,8 +241,12 @@ def _name(record: Mapping[str, Any]) -> str:
     return record["arm"] if record["bytes"] is None else f"{record['arm']}, {format_bytes(record['bytes'])}"
 
 
-def _legend(figure: Any, axes: Any) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize=9)
+def _legend(figure: Any, axes: Any, heading: str = "") -> None:
+    """The legend above the panels, below a heading."""
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper left", ncols=5, fontsize=9, title=_shortened(heading),
+        title_fontsize=_HEADING_POINTS, alignment="left",
+    )  # fmt: skip
 
 
 def _bytes(figure: Any, form: str) -> bytes:
