@@ -98,8 +98,8 @@ class _Books:
         return carried
 
 
-def _wrapped(optional=False, **options):
-    return DistributedDataParallel(_Net(optional), bucket_cap_mb=0.02, **options)
+def _wrapped(optional=False, bucket_cap_mb=0.02, **options):
+    return DistributedDataParallel(_Net(optional), bucket_cap_mb=bucket_cap_mb, **options)
 
 
 def lossy_modes(rank, world_size, folder):
@@ -226,7 +226,8 @@ def python_reducer(rank, world_size, folder):
 
 
 def torch_hooks(rank, world_size, folder):
-    """torch's own hooks, whose rounds are exact on any network: fp16, a wrapper, PowerSGD."""
+    """torch's own hooks, whose rounds are exact on any network: fp16, a wrapper, PowerSGD. The last with one bucket: it starts a
+    bucket's second round when its first has ended, so with several the ranks may call them in different orders."""
     _init(rank, world_size, folder, impair="loss(0.05),seed(5)")
     mean = sum(_factor(peer, 0) for peer in range(world_size)) / world_size
     powersgd = {"process_group": None, "matrix_approximation_rank": WIDTH, "start_powerSGD_iter": 2}
@@ -238,7 +239,7 @@ def torch_hooks(rank, world_size, folder):
     ]
     for state, hook, tolerance in hooks:
         for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
-            model = _wrapped(**options)
+            model = _wrapped(**options) if state is None else _wrapped(bucket_cap_mb=1.0, **options)
             model.register_comm_hook(state, hook)
             for _ in range(4):
                 model.zero_grad()
