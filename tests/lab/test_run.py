@@ -307,7 +307,7 @@ def test_experiments_are_listed(tmp_path, capsys):
 def test_every_shipped_experiment_runs(name):
     """Some blocks of each arm, enough to meet a burst; the loss that it claims happened."""
     experiment = load_experiment(name)
-    short = experiment.with_(rounds=32, block=8, sizes=(2**20,), seconds=10.0)
+    short = experiment.with_(rounds=80, block=20, sizes=(2**20,), seconds=10.0)
     run = run_experiment(short, Quiet())
     assert not run.failed, run.failed
     assert {block.arm for block in run.blocks} == {arm.name for arm in experiment.arms}
