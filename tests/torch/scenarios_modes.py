@@ -4,6 +4,7 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import contextlib
+import time
 from datetime import timedelta
 
 import torch
@@ -250,6 +251,26 @@ def torch_hooks(rank, world_size, folder):
                 _same_everywhere(model.module.third.grad)
             if state is not None:
                 break
+    dist.destroy_process_group()
+
+
+def powersgd_hook_out_of_order(rank, world_size, folder):
+    """torch's PowerSGD hook with several buckets and one slow rank, which calls rounds in another order: every rank gets an error
+    that names both calls. (gloo passes with these parameters, and aborts where some have one dimension.)"""
+    _init(rank, world_size, folder)
+    model = _wrapped()
+    if rank == 1:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: time.sleep(0.1))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    try:
+        for number in range(4):
+            model(_factor(rank, number)).backward()
+    except RuntimeError as error:
+        assert "rank 0 called all_reduce" in str(error) and "rank 1 called all_reduce" in str(error)
+    else:
+        raise AssertionError("rounds in different orders were taken for the same")
     dist.destroy_process_group()
 
 

@@ -33,6 +33,10 @@ def test_torchs_own_hooks(ranks):
     ranks("torch_hooks", 2)
 
 
+def test_torchs_powersgd_hook_out_of_order_is_an_error(ranks):
+    ranks("powersgd_hook_out_of_order", 2)
+
+
 @pytest.mark.parametrize("world_size", [2, FOUR])
 def test_calls_in_torchs_other_forms(ranks, world_size):
     ranks("overloads", world_size)
