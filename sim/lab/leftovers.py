@@ -43,6 +43,7 @@ def remove_leftovers(prefix: str = namespaces.PREFIX) -> list[str]:
     for name in found:
         namespaces.remove(name)
     for folder in _lost_folders():
-        shutil.rmtree(folder, ignore_errors=True)
-        found.append(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)  # the next run tries again
+        if not folder.exists():
+            found.append(str(folder))
     return found
