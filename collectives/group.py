@@ -1,8 +1,8 @@
 """Groups: the collectives on numpy arrays, as async calls over an Endpoint.
 
 Every method posts its messages at once and returns a task; several rounds may be in flight. Rounds are numbered in the order of
-the calls, so all ranks must call the same collectives in the same order, as everywhere; transfers (send and
-recv) are matched by source and tag instead and may be called in any order between them.
+the calls, so all ranks must call the same collectives in the same order, as everywhere; for calls in callbacks see ``numbering``.
+Transfers (send and recv) are matched by source and tag instead and may be called in any order between them.
 
 Every wait has a deadline, and any failure within a round poisons the group and its endpoint: the peers learn the reason, and
 later calls raise ClosedError. Cancelling a task is such a failure. A call that is refused for its arguments
@@ -14,7 +14,7 @@ All methods must be called on the endpoint's loop. Ranks are ranks in the group;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from dblp.collectives.buffers import Array, Arrays, Buffer, Parts, overlaps, pri
 from dblp.collectives.call import Call, Collective, details_of, digest_sizes
 from dblp.collectives.carry import Residual
 from dblp.collectives.carrying import Carrying
+from dblp.collectives.numbering import Numbering, RoundNumber
 from dblp.collectives.p2p import GROUP_LIMIT, MAX_RANKS, Mailbox
 from dblp.collectives.priority import Priority
 from dblp.collectives.recorder import FlightRecorder
@@ -61,14 +62,14 @@ class Group:
     ) -> None:
         """``ranks``: the endpoint's ranks that belong to the group, in the order of their ranks in it; None: all. ``name``: what
         the flight recorder calls it.
-        ``group_id``: the same on all of them, and another one for every other group that shares a rank, 0..32767.
+        ``group_id``: the same on all of them, and another one for every other group that shares a rank, 0..16383.
         ``timeout_s``: for calls that name none; None: the endpoint's. Raises ConfigError."""
         self._endpoint = endpoint
         self._ranks = list(range(endpoint.world_size)) if ranks is None else list(ranks)
         self._check_members(group_id)
         self._id = group_id
         self._timeout_s = endpoint.config.timeout_s if timeout_s is None else timeout_s
-        self._next_round = 0
+        self._numbering = Numbering(group_id)
         self._failure: BaseException | None = None
         self._closed = False
         self._pool = StagePool()
@@ -497,7 +498,7 @@ class Group:
     ) -> asyncio.Task[Report]:
         self._check_open()
         timeout_s = self._timeout(timeout_s)
-        number, self._next_round = self._next_round, self._next_round + 1
+        number = self._numbering.take()
         round_ = Round(
             self._endpoint,
             self._ranks,
@@ -510,7 +511,7 @@ class Group:
             priority,
         )
         round_.entry = self.flight_recorder.begin(
-            number, call.label, nbytes, lambda: details_of(call), timeout_s, round_.states
+            number.number, call.label, nbytes, lambda: _details(call, number), timeout_s, round_.states
         )
         try:
             post(round_)
@@ -617,6 +618,11 @@ class Group:
             raise ConfigError(
                 f"{name} has {flat.size} elements on rank {self.rank}, where the other array has {expected} for it"
             )
+
+
+def _details(call: Call, number: RoundNumber) -> Mapping[str, object]:
+    """What the flight recorder tells of a round."""
+    return details_of(call) | ({"following": number.following} if number.following else {})
 
 
 def _sizes(parts: Parts) -> int:

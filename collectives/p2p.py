@@ -33,11 +33,12 @@ from dblp.errors import ClosedError, DblpError, MismatchError, UnsupportedError
 from dblp.transport.interface import EndpointLike, Receiving, Sending
 from dblp.transport.message import message_id, round_of
 from dblp.transport.policy import Exact
+from dblp.transport.rounds import ANY_ORDER_BIT, COLLECTIVE_BIT
 
 Array = npt.NDArray[Any]
 
-GROUP_LIMIT = 1 << 15
-"""Group ids are below: the highest of the 16 bits marks transfers."""
+GROUP_LIMIT = COLLECTIVE_BIT
+"""Group ids are below: of the 16 bits the two highest mark transfers and what callbacks call."""
 _SEQUENCE_BITS = 21
 _PAIR_BITS = 10
 MAX_RANKS = 1 << _PAIR_BITS
@@ -52,7 +53,7 @@ def transfer_id(group: int, source: int, target: int, sequence: int, part: int) 
     """Message id of one part of a transfer; ``source`` and ``target`` are the endpoint's ranks."""
     low = sequence & (1 << _SEQUENCE_BITS) - 1
     round_ = (int(source < target) << _PAIR_BITS | (source ^ target)) << _SEQUENCE_BITS | low
-    return message_id(GROUP_LIMIT | group, round_, (sequence >> _SEQUENCE_BITS) << 1 & 0xFFFF | part)
+    return message_id(ANY_ORDER_BIT | group, round_, (sequence >> _SEQUENCE_BITS) << 1 & 0xFFFF | part)
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dblp.collectives.call import Call, describe
 from dblp.collectives.carry import NOTHING
 from dblp.collectives.deadline import Deadline, deadline_error, silent_peers
+from dblp.collectives.numbering import RoundNumber
 from dblp.collectives.recorder import Entry, MessageState, runs
 from dblp.collectives.report import Report, energy_lost_share
 from dblp.collectives.staging import StagePool
@@ -114,7 +115,7 @@ class Round:
         endpoint: EndpointLike,
         ranks: Sequence[int],
         group: int,
-        number: int,
+        number: RoundNumber,
         call: Call,
         timeout_s: float,
         pool: StagePool,
@@ -146,9 +147,8 @@ class Round:
             int, npt.NDArray[np.int64]
         ] = {}  # chunks of a rank's payload that no rank counts
         self._ranks = ranks
-        self._group = group
         self._start = endpoint.time()
-        self._key = round_of(message_id(group, number, 0))
+        self._key = round_of(message_id(number.group, number.round, 0))
         self._legs: list[_Leg] = []
         self._receives_left = 0
         self._sends_left = 0
@@ -185,7 +185,7 @@ class Round:
     ) -> Sending:
         """Send the 1-D contiguous array ``data`` to ``peer``; see EndpointLike.send. ``confirmed``: the round waits for the
         receiver's confirmation even where it need not."""
-        message = message_id(self._group, self.number, step)
+        message = message_id(self.number.group, self.number.round, step)
         sending = self.endpoint.send(
             self._ranks[peer],
             message,
@@ -236,7 +236,7 @@ class Round:
                 except Exception as error:
                     self.fail(error)
 
-        message = message_id(self._group, self.number, step)
+        message = message_id(self.number.group, self.number.round, step)
         receiving = self.endpoint.receive(
             self._ranks[peer],
             message,
@@ -319,7 +319,7 @@ class Round:
         )
         missing = sum(len(chunks) for chunks in self._missing.values())
         return Report(
-            round=self.number,
+            round=self.number.number,
             collective=call.label,
             algorithm=call.algorithm,
             reason=call.reason,

@@ -6,8 +6,8 @@ import msgpack
 
 from dblp.errors import DblpError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
-from dblp.transport.message import MessageSpec
-from dblp.transport.rounds import Round
+from dblp.transport.message import ROUND_BITS, MessageSpec
+from dblp.transport.rounds import Round, round_name
 
 
 def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> MismatchError:
@@ -17,7 +17,7 @@ def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> Mis
         theirs = round_.describe(opened.signature)
     except Exception:  # a peer's bytes may be anything
         theirs = "something that this version cannot read"
-    number = round_.key & 0xFFFFFFFF
+    _, number = round_name(round_.key >> ROUND_BITS, round_.key & (1 << ROUND_BITS) - 1).split(":")
     return MismatchError(
         f"round {number}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
         "group must call the same collectives in the same order with the same sizes, dtypes and operations",

@@ -40,7 +40,7 @@ from dblp.transport.outgoing import Outgoing
 from dblp.transport.paths import PathChoices, PathState
 from dblp.transport.port import Address, Burst, Bytes, PortFacts, Slab
 from dblp.transport.receiver import PeerReceiver
-from dblp.transport.rounds import Round, RoundBook, in_order
+from dblp.transport.rounds import Round, RoundBook, is_collective
 from dblp.transport.sender import PeerSender
 from dblp.transport.standing import Standing, decode_state, encode_state
 from dblp.transport.wire import Type
@@ -478,7 +478,7 @@ class Core:
         sender, receiver = self.senders[peer], self.receivers[peer]
         sender.forget_control()
         waiting = [message for message in receiver.messages.values() if message.posted]
-        if sender.messages or any(in_order(round_of(message.id)) for message in waiting):
+        if sender.messages or any(is_collective(round_of(message.id)) for message in waiting):
             text = f"rank {peer} closed its group while rank {self.rank} was still in a round with it"
             self.fail(PeerError(text, [peer]), tell=True)
             return
@@ -535,7 +535,7 @@ class Core:
         if spec is None or spec.budget > 0.0 or spec.nbytes > SMALL_EXCHANGE_BYTES:
             return False
         key = round_of(message.id)
-        return in_order(key) and (peer, message.id) in self._given.get(key, ())
+        return is_collective(key) and (peer, message.id) in self._given.get(key, ())
 
     def _send_final(
         self, peer: int, receiver: PeerReceiver, message_id: int, hold_from: float | None = None

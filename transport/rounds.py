@@ -9,15 +9,38 @@ from dblp.transport.message import ROUND_BITS, RoundCounters
 from dblp.transport.standing import Stand, Standing, not_called
 
 ANY_ORDER_BIT = 1 << 15
-"""Groups with this bit (point to point) begin their rounds in any order, so no watermark speaks for them."""
+"""Groups with this bit (transfers, and collectives that callbacks call) begin their rounds in any order, so no watermark speaks
+for them."""
+COLLECTIVE_BIT = 1 << 14
+"""Of groups with ``ANY_ORDER_BIT``: their rounds are collectives, not transfers."""
 REMEMBERED = 8192
 """Ended rounds of such groups that are remembered to recognise what comes late."""
 _ROUND_MASK = (1 << ROUND_BITS) - 1
+_FOLLOWING_BITS = 8
+MOST_FOLLOWING = (1 << _FOLLOWING_BITS) - 1
+"""Calls in callbacks that are numbered by the call whose end they follow."""
 
 
-def in_order(key: int) -> bool:
-    """Rounds of this one's group begin in ascending order: it is a collective, not a transfer."""
-    return not key >> ROUND_BITS & ANY_ORDER_BIT
+def following(group: int, number: int, nth: int) -> tuple[int, int]:
+    """Group and round, as they go over the wire, of the ``nth`` collective that callbacks on round ``number`` of ``group``
+    call, counted from 1. One comes back after 2^24 rounds of the group."""
+    return ANY_ORDER_BIT | COLLECTIVE_BIT | group, (number << _FOLLOWING_BITS | nth) & _ROUND_MASK
+
+
+def round_name(group: int, round_: int) -> str:
+    """What people read of the two ids on the wire: ``group:round``, ``group:round.following`` of what a callback called, and
+    ``group:p2p`` of a transfer."""
+    plain = group & ~(ANY_ORDER_BIT | COLLECTIVE_BIT)
+    if not group & ANY_ORDER_BIT:
+        return f"{group}:{round_}"
+    if not group & COLLECTIVE_BIT:
+        return f"{plain}:p2p"
+    return f"{plain}:{round_ >> _FOLLOWING_BITS}.{round_ & MOST_FOLLOWING}"
+
+
+def is_collective(key: int) -> bool:
+    """It is a round of a collective, which needs all ranks, not a transfer."""
+    return key >> ROUND_BITS & (ANY_ORDER_BIT | COLLECTIVE_BIT) != ANY_ORDER_BIT
 
 
 class Round:

@@ -54,7 +54,8 @@ HEADER_FIELDS = (
     Field(
         "message",
         "Q",
-        "message id: group (16 bits), round (32), leg and step (16); 0 where no message is meant",
+        "message id: group (16 bits), round (32), leg and step (16); 0 where no message is meant. Of the group the highest bit "
+        "marks rounds that begin in any order: transfers and, with the next bit, too, collectives that callbacks call",
     ),
     Field("chunks", "I", "chunks in the message"),
     Field(

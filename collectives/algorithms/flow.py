@@ -351,7 +351,7 @@ class Flow:
         round_, policy = self.round, self.policy
         if policy.tags is Tags.NONE or not policy.lossy:
             return None
-        seed = (round_.endpoint.config.seed, round_.number, round_.rank)
+        seed = (round_.endpoint.config.seed, round_.number.round, round_.rank)
         return Tagger(self.buffer, self.reducer.dtype, self.per_chunk, policy, round_.priority, seed)
 
     def _energy(self, span: Span) -> float:

@@ -106,7 +106,7 @@ def _tagger(
     """What tags the chunks of a contribution; None if the policy does not."""
     if not policy.lossy or policy.tags is Tags.NONE:
         return None
-    seed = (round_.endpoint.config.seed, round_.number, round_.rank, peer)
+    seed = (round_.endpoint.config.seed, round_.number.round, round_.rank, peer)
     return Tagger(part, reducer.dtype, chunk // part.itemsize, policy, priority, seed=seed)
 
 

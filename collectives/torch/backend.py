@@ -30,6 +30,7 @@ from torch._C import _distributed_c10d as c10d
 
 from dblp.collectives.carry import Residual
 from dblp.collectives.group import Group
+from dblp.collectives.numbering import begin_as
 from dblp.collectives.priority import Priority
 from dblp.collectives.recorder import FlightRecorder
 from dblp.collectives.session import Session
@@ -490,7 +491,9 @@ class DblpProcessGroup(dist.ProcessGroup):
         self, what: str, timeout_s: float, start: Callable[[Group], Awaitable[Any]], work: DblpWork
     ) -> DblpWork:
         self._sequence += 1
-        self.session.submit(what, timeout_s, start, work.finish)
+        self.session.submit(
+            what, timeout_s, lambda group: begin_as(work.origin, lambda: start(group)), work.finish
+        )
         return self._coalesced(work)
 
     def _coalesced(self, work: DblpWork) -> DblpWork:

@@ -30,7 +30,9 @@ from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 from dblp.collectives.engine import at_exit, leaving
+from dblp.collectives.numbering import Origin
 from dblp.collectives.report import Report
+from dblp.collectives.torch.callbacks import mark
 from dblp.collectives.torch.staging import Arrival, Restore, current
 from dblp.errors import DeadlineError
 
@@ -67,6 +69,7 @@ class DblpWork(c10d.Work):
         self._before_end: Callable[[], object] | None = None
         self._future_lock = _thread.allocate_lock()
         self._base: Future[None] | None = None
+        self.origin = Origin()
         self._future: Future[list[torch.Tensor]] | None = None
 
     def finish(self, result: object, error: BaseException | None) -> None:
@@ -183,7 +186,7 @@ class DblpWork(c10d.Work):
         # An error must be raised in a callback to become one in C++: Future.set_exception stores it as a
         # value, which the reducer would read as its result.
         base: Future[None] = Future(devices=[torch.device(name) for name in devices] or None)
-        self._future = base.then(self._value)
+        self._future = mark(base.then(self._value), self.origin)
         if self._ended:
             self._complete(base)
         else:
@@ -217,6 +220,8 @@ class JoinedWork(DblpWork):
             outputs = [tensor for work in works for tensor in work.result()]
         super().__init__(what, timeout_s, outputs, restore)
         self._works = list(works)
+        if self._works and isinstance(self._works[0], DblpWork):
+            self.origin = self._works[0].origin
         self._left = len(self._works)
         self._count_lock = _thread.allocate_lock()
         if not self._works:

@@ -138,6 +138,7 @@ def _sessions(messages: Sequence[MessageTrace]) -> dict[int, str]:
 
 
 def _round_table(rounds: Sequence[RoundTrace], sessions: Mapping[int, str]) -> Table:
+    from dblp.transport.rounds import round_name
     from dblp.units import format_bytes, format_seconds
 
     headings = ("round", "start", "took", "msgs", "bytes", "data", "repairs", "missing", "ends")
@@ -154,7 +155,7 @@ def _round_table(rounds: Sequence[RoundTrace], sessions: Mapping[int, str]) -> T
         facts = round_.record()
         ends = ", ".join(f"{count} {end}" for end, count in facts["ends"].items())
         table.add_row(
-            f"{sessions[round_.session]}{round_.group}:{round_.round}",
+            f"{sessions[round_.session]}{round_name(round_.group, round_.round)}",
             format_seconds(facts["start_s"]),
             format_seconds(facts["duration_s"]),
             str(facts["messages"]),
@@ -168,6 +169,7 @@ def _round_table(rounds: Sequence[RoundTrace], sessions: Mapping[int, str]) -> T
 
 
 def _message_table(messages: Sequence[MessageTrace], sessions: Mapping[int, str]) -> Table:
+    from dblp.transport.rounds import round_name
     from dblp.units import format_seconds
 
     headings = (
@@ -187,7 +189,7 @@ def _message_table(messages: Sequence[MessageTrace], sessions: Mapping[int, str]
     for message in messages:
         facts = message.record()
         table.add_row(
-            f"{sessions[message.session]}{message.group}:{message.round}",
+            f"{sessions[message.session]}{round_name(message.group, message.round)}",
             str(message.step),
             f"{message.sender}-{'?' if message.receiver is None else message.receiver}",
             _known(message.chunks),

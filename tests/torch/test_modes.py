@@ -33,8 +33,9 @@ def test_torchs_own_hooks(ranks):
     ranks("torch_hooks", 2)
 
 
-def test_torchs_powersgd_hook_out_of_order_is_an_error(ranks):
-    ranks("powersgd_hook_out_of_order", 2)
+@pytest.mark.parametrize("late", [False, True])
+def test_torchs_powersgd_hook_with_a_slow_rank(ranks, late):
+    ranks("powersgd_hook_slow_rank", 2, late=late)
 
 
 @pytest.mark.parametrize("world_size", [2, FOUR])

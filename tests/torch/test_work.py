@@ -1,6 +1,7 @@
 """Work objects: waiting, futures, errors and callbacks, without a network."""
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -96,6 +97,64 @@ def test_a_callback_may_wait_for_another_work():
     for second in reversed(seconds):
         second.finish(None, None)
     assert all(future.wait() for future in chained)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_callbacks_call_follows_their_work(early):
+    """Whenever they are added, on whatever thread they run, and down the chain."""
+    first, made = work(), []
+
+    def call(_):
+        made.append(work())
+        return work()
+
+    if not early:
+        first.finish(None, None)
+        first.get_future().wait()
+    chained = first.get_future().then(call).then(call)
+    first.get_future().add_done_callback(call)
+    joined = JoinedWork("coalesced", 5.0, [first])
+    of_joined = joined.get_future().then(call)
+    if early:
+        first.finish(None, None)
+    chained.wait(), of_joined.wait()
+    for _ in range(500):  # add_done_callback has nothing to wait for
+        if len(made) == 4:
+            break
+        time.sleep(0.01)
+    assert [item.origin._root for item in made] == [first.origin] * 4
+    assert joined.origin is first.origin
+    assert work().origin._root is None, "not within a callback"
+
+
+def test_other_futures_are_left_as_they_are():
+    work().get_future()
+    plain: torch.futures.Future[int] = torch.futures.Future()
+    seen = []
+
+    def call(future):
+        seen.append(work())
+        return future.value() + 1
+
+    chained = plain.then(call)
+    plain.add_done_callback(lambda _: seen.append(work()))
+    plain.set_result(1)
+    assert chained.wait() == 2
+    assert [item.origin._root for item in seen] == [None, None]
+    assert "then" in torch._C.Future.then.__name__ and torch._C.Future.then.__doc__
+
+
+def test_an_error_in_a_callback_is_still_its_futures():
+    item = work()
+
+    def fail(_):
+        raise ValueError("not this one")
+
+    chained = item.get_future().then(fail)
+    item.finish(None, None)
+    with pytest.raises(RuntimeError, match="not this one"):
+        chained.wait()
+    assert work().origin._root is None, "the thread has left the callback"
 
 
 def test_restoring_happens_before_the_end_and_off_the_engine_thread():
