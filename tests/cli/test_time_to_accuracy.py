@@ -8,6 +8,7 @@ import pytest
 
 from dblp.cli.train.samples import Samples
 from dblp.collectives.presets import preset
+from dblp.errors import ConfigError
 from tests.benchmarks.time_to_accuracy import (
     ARMS,
     DBLP,
@@ -18,6 +19,7 @@ from tests.benchmarks.time_to_accuracy import (
     WORKERS,
     Run,
     _data,
+    _records_of,
     arm,
     experiment,
     records,
@@ -153,6 +155,23 @@ def test_labels_are_drawn_at_random_for_the_training_alone():
     changed = np.mean(clean.train_targets != noisy.train_targets)
     assert 0.14 < changed < 0.22, "a tenth of those that are drawn stays"
     assert (clean.test_targets == noisy.test_targets).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("not JSON", "not what --json of this benchmark wrote"),
+        ("[]", "not what --json of this benchmark wrote"),
+        ('{"records": [{"arm": "exact"}]}', "not what --json of this benchmark wrote"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, content, says):
+    file = tmp_path / "runs.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=f"--read .*runs.json: .*{says}"):
+        _records_of(file)
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ def test_answers_come_by_rank(here):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("die", "rank 1 of 3 ended: exit code 3\nlast words"),
-        ("kill", "rank 1 of 3 ended: killed by signal 9"),
+        ("die", "rank 1 of 3 ended: exit code 3\nlast words$"),
+        ("kill", "rank 1 of 3 ended: killed by signal 9$"),
         ("fail", "rank 1 of 3 failed: no room"),
     ],
 )

@@ -231,6 +231,8 @@ def test_an_interrupted_run_leaves_nothing(number):
         child.kill()
     assert child.returncode == 128 + number, said
     assert "Traceback" not in said
+    if number == signal.SIGTERM:
+        assert "ended by SIGTERM; nothing is left running" in said
     assert not left_behind(child.pid)
     assert not _running_in_session(child.pid)
 
