@@ -1,6 +1,7 @@
 """The ranks' results put together; the table, the picture and the JSON made of them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,3 +248,8 @@ def test_compression_is_an_arm_and_tells_its_sizes():
     assert sizes(outcomes()) is None
     table = text_of(summary_table([compressed, *outcomes()]))
     assert "topk(ratio=0" in table and "\u2026" not in table, "no cell is cut off"
+    long = replace(compressed, arm="dgc(ratio=0.001,nesterov=true,masking=false,warmup=4,scope=bucket)")
+    narrow, wide = (text_of(summary_table([long, *outcomes()]), width) for width in (80, 160))
+    assert long.arm in wide and "\u2026" not in narrow and max(map(len, narrow.splitlines())) <= 80
+    first = "".join(line.split("  ")[0].strip() for line in narrow.splitlines())
+    assert long.arm in first, "it is folded, not cut"

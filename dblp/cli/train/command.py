@@ -127,6 +127,7 @@ def _train(plan: TrainPlan, picture: Path, json: Path | None) -> None:
     from dblp.cli.train.data import load
     from dblp.cli.train.figures import draw
     from dblp.cli.train.table import perplexities, sizes, summary_table, verdict
+    from dblp.cli.whole import print_whole
 
     console = Console()
     samples = len(load(plan.data, plan.folder).train_targets)
@@ -134,7 +135,7 @@ def _train(plan: TrainPlan, picture: Path, json: Path | None) -> None:
         raise ConfigError(f"--batch {plan.batch}: {plan.data} has only {samples} training samples")
     console.print(_headline(plan, samples), highlight=False)
     outcomes = run(plan, console)
-    console.print(summary_table(outcomes))
+    print_whole(console, summary_table(outcomes))
     for line in (perplexities(outcomes), sizes(outcomes), verdict(outcomes)):
         if line is not None:
             console.print(line, highlight=False)

@@ -22,7 +22,7 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
         pad_edge=False,
         caption="mean of seeds " + ", ".join(map(str, seeds)) if len(seeds) > 1 else None,
     )
-    table.add_column("\narm", style="bold", max_width=14, overflow="fold")  # a method's string may be long
+    table.add_column("\narm", style="bold", overflow="fold")  # a method's string may be long
     headings = (
         "test\naccuracy",
         "\ntime",
