@@ -69,6 +69,24 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and 1 <= value <= 2**50
 
 
+def _unit(
+    parse: Callable[[str], float], plain: str, *units: str, fractions: bool = True
+) -> Callable[[Any], str]:
+    """Writes a value as a person would, in the largest of the units in which it has few digits; it parses to the same value."""
+
+    def write(value: Any) -> str:
+        for unit in units:
+            text = f"{round(value / parse(f'1{unit}'), 3):g}{unit}"
+            if value >= parse(f"1{unit}") and parse(text) == value and (fractions or "." not in text):
+                return text
+        return f"{repr(value).removesuffix('.0')}{plain}"
+
+    return write
+
+
+_write_time = _unit(parse_seconds, "s", "s", "ms", "us")
+
+
 def _between(low: float, high: float) -> Callable[[Any], bool]:
     """Accept numbers in (low, high]."""
     return lambda value: isinstance(value, (int, float)) and low < value <= high
@@ -88,16 +106,24 @@ TIME = Kind(
     "a time such as 2ms, not negative",
     parse_seconds,
     lambda value: isinstance(value, (int, float)) and 0.0 <= value <= MAX_SECONDS,
-    lambda value: f"{float(value)!r}s",
+    _write_time,
     "2ms",
 )
-SPAN = Kind(
-    "a time above 0 such as 2ms", parse_seconds, _between(0.0, MAX_SECONDS), lambda v: f"{float(v)!r}s", "2ms"
-)
+SPAN = Kind("a time above 0 such as 2ms", parse_seconds, _between(0.0, MAX_SECONDS), _write_time, "2ms")
 RATE = Kind(
-    "a rate above 0 such as 100mbit", parse_bps, _between(0.0, 1e15), lambda v: f"{float(v)!r}bit", "100mbit"
+    "a rate above 0 such as 100mbit",
+    parse_bps,
+    _between(0.0, 1e15),
+    _unit(parse_bps, "bit", "gbit", "mbit", "kbit", "bit"),
+    "100mbit",
 )
-SIZE = Kind("a size of at least 1 byte such as 256KB", parse_bytes, _is_size, lambda v: f"{v}B", "256KB")
+SIZE = Kind(
+    "a size of at least 1 byte such as 256KB",
+    parse_bytes,
+    _is_size,
+    _unit(parse_bytes, "B", "MB", "KB", fractions=False),
+    "256KB",
+)
 SEED = Kind(
     "a whole number that is not negative",
     _parse_seed,

@@ -225,3 +225,22 @@ def test_a_fault_put_into_a_good_string_is_found_at_or_before_its_place(spec, da
 
 def test_every_element_stands_in_the_table_by_its_name():
     assert {name: cls.name for name, cls in ELEMENTS.items()} == {name: name for name in ELEMENTS}
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("rate(450mbit,queue=100K)", "rate(rate=450mbit,queue=100KB)"),
+        ("rate(1234567bit,queue=1500B)", "rate(rate=1234567bit,queue=1500B)"),
+        ("rate(1.5gbit,queue=2MB)", "rate(rate=1.5gbit,queue=2MB)"),
+        (
+            "bursts(loss=0.6..0.9,length=200ms,every=1s)",
+            "bursts(loss=0.6..0.9,length=200ms,every=1s,start=0s)",
+        ),
+        ("delay(0.123456789s)", "delay(time=0.123456789s)"),
+        ("jitter(31us)", "jitter(time=31us,dist=uniform)"),
+    ],
+)
+def test_values_are_written_as_people_write_them(text, written):
+    assert str(parse_impair(text)) == written
+    assert parse_impair(written) == parse_impair(text)
