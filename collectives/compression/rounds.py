@@ -27,7 +27,7 @@ from dblp.collectives.group import Group
 from dblp.collectives.phases import Phases
 from dblp.collectives.reduction import DTYPES, dtype_of, energy
 from dblp.collectives.report import Report
-from dblp.errors import ConfigError, UnsupportedError
+from dblp.errors import ConfigError, MismatchError, UnsupportedError
 from dblp.transport.policy import Policy
 
 T = TypeVar("T")
@@ -152,11 +152,24 @@ class Compression:
         try:
             return await self._run(job, Link(group, timeout_s, job.lossy), books)
         except Exception as error:
-            group.fail(error)  # peers may not have seen it: they need not wait for their deadlines
-            raise
+            told = self._with_epoch(error)
+            group.fail(told)  # peers may not have seen it: they need not wait for their deadlines
+            if told is error:
+                raise
+            raise told from error
         finally:
             job.memory.busy = False
             self.method.ended(job)
+
+    def _with_epoch(self, error: Exception) -> Exception:
+        """Ranks that were told different epochs send different shares, and see sizes that differ."""
+        if not (isinstance(error, MismatchError) and self.method.waits_for_epochs):
+            return error
+        return MismatchError(
+            f"{error} ({self.method.name} is in epoch {max(self._epoch, 0)} of its warm-up here: attachment.epoch(number) must "
+            "tell all ranks the same)",
+            error.ranks,
+        )
 
     async def _run(self, job: Job, link: Link, books: Books | None) -> Report:
         method = self.method

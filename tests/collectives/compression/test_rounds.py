@@ -52,6 +52,25 @@ def _steps(text, dtype="float32", *, steps=3, parts=PARTS, spoil=None, seed=0):
     return member
 
 
+def test_ranks_in_different_epochs_of_a_warm_up_are_told_so():
+    parts = bucket([(100, 100)])
+
+    async def member(group):
+        compression = Compression(parse_compression("dgc(0.001,warmup=4)"))
+        for epoch in range(1 + group.rank):
+            compression.epoch(epoch)
+        with pytest.raises(MismatchError) as caught:
+            await compression.all_reduce(group, gradient(parts.size, "float32"), parts, timeout_s=5.0)
+        return str(caught.value)
+
+    for rank, text in enumerate(worlds.run_network(member, 2)):
+        assert (
+            f"dgc is in epoch {rank} of its warm-up" in text
+            or f"dgc is in epoch {1 - rank} of its warm-up" in text
+        )
+        assert "attachment.epoch(number) must tell all ranks the same" in text
+
+
 @pytest.mark.parametrize("size", [7, 2**40])
 def test_a_payload_of_another_length_is_refused_before_memory_is_taken(size):
     parts = bucket([(10, 10)])
