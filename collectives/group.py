@@ -41,6 +41,7 @@ from dblp.collectives.staging import StagePool
 from dblp.collectives.uncounted import Uncounted
 from dblp.errors import ClosedError, ConfigError, UnsupportedError
 from dblp.transport.interface import EndpointLike
+from dblp.transport.places import place_name
 from dblp.transport.policy import Consistency, Exact, Policy
 
 Post = Callable[[Round], None]
@@ -622,7 +623,7 @@ class Group:
 
 def _details(call: Call, number: RoundNumber) -> Mapping[str, object]:
     """What the flight recorder tells of a round."""
-    return details_of(call) | ({"following": number.following} if number.following else {})
+    return details_of(call) | ({"place": place_name(number.place)} if number.place else {})
 
 
 def _sizes(parts: Parts) -> int:

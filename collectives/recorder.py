@@ -231,7 +231,7 @@ def _lines(round_: Mapping[str, Any], reason: str, *, grouped: bool) -> list[str
     """One round of a report: what it was, its error unless that is the report's reason, and what it lacks; ``grouped``: there are
     several groups, and it says of which it is."""
     name = "transfer" if round_["round"] < 0 else f"round {round_['round']}"
-    name += f".{round_['following']}" if "following" in round_ else ""
+    name += f"/{round_['place']}" if "place" in round_ else ""
     name += f" of group {round_['group']}" if grouped else ""
     details = [
         f"{key} {value}"

@@ -17,7 +17,7 @@ def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> Mis
         theirs = round_.describe(opened.signature)
     except Exception:  # a peer's bytes may be anything
         theirs = "something that this version cannot read"
-    _, number = round_name(round_.key >> ROUND_BITS, round_.key & (1 << ROUND_BITS) - 1).split(":")
+    _, _, number = round_name(round_.key >> ROUND_BITS, round_.key & (1 << ROUND_BITS) - 1).partition(":")
     return MismatchError(
         f"round {number}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
         "group must call the same collectives in the same order with the same sizes, dtypes and operations",

@@ -14,8 +14,10 @@ from dblp.transport import wire
 from dblp.transport.feedback import OwedFeedback
 from dblp.transport.inbox import Inbox
 from dblp.transport.incoming import Incoming
+from dblp.transport.message import ROUND_BITS, STEP_BITS, round_of
 from dblp.transport.policy import Stop
 from dblp.transport.receive_path import ReceivePath
+from dblp.transport.rounds import FORGET_EVERY, following, is_past
 
 UNENDED_S = 1.0
 """Silence without END after which a message whose bound is met ends: a sender that waits for credit is silent too."""
@@ -24,6 +26,7 @@ KEEPS_ORDER_BURSTS = 256
 MAX_TOMBSTONES = 8192
 """Ended messages of a peer whose FINAL can be repeated at once when something late comes. FINAL is repeated until it is
 acknowledged in any case, so the oldest may go: groups without watermarks (point to point) would keep all of them."""
+_GROUP_SHIFT = ROUND_BITS + STEP_BITS
 
 
 class Finals:
@@ -38,6 +41,7 @@ class Finals:
         self._messages = inbox.messages
         self._paths = paths
         self._feedback = feedback
+        self._of_group: dict[int, set[int]] = {}  # tombstones, so that a watermark need not look at all
         self._watermarks: dict[int, int] = {}
         self._answered: set[int] = set()  # messages over whose first END came after their FINAL had left
 
@@ -60,10 +64,9 @@ class Finals:
         message.closed = True
         self._messages.pop(message.id, None)
         self.tombstones[message.id] = wire.final_parts(message.have)
+        self._of_group.setdefault(message.id >> _GROUP_SHIFT, set()).add(message.id)
         if len(self.tombstones) > MAX_TOMBSTONES:
-            oldest = next(iter(self.tombstones))
-            del self.tombstones[oldest]
-            self._answered.discard(oldest)
+            self._forget(next(iter(self.tombstones)))
         self.completed.append(message)
 
     def on_end(self, message_id: int, now: float) -> bool:
@@ -85,14 +88,22 @@ class Finals:
 
     def on_watermark(self, group: int, watermark: int) -> None:
         """The peer has ended all rounds of the group below ``watermark``: their tombstones may go."""
-        if watermark <= self._watermarks.get(group, 0):
+        before = self._watermarks.get(group, 0)
+        if watermark <= before:
             return
         self._watermarks[group] = watermark
-        limit = (group << 32 | watermark) << 16
-        floor = group << 48
-        for message_id in [m for m in self.tombstones if floor <= m < limit]:
-            del self.tombstones[message_id]
-            self._answered.discard(message_id)
+        limit = (group << ROUND_BITS | watermark) << STEP_BITS
+        for message_id in [m for m in self._of_group.get(group, ()) if m < limit]:
+            self._forget(message_id)
+        if watermark // FORGET_EVERY > before // FORGET_EVERY:
+            followers = self._of_group.get(following(group, 0, 0)[0], ())
+            for message_id in [m for m in followers if is_past(round_of(m), group, watermark)]:
+                self._forget(message_id)
+
+    def _forget(self, message_id: int) -> None:
+        del self.tombstones[message_id]
+        self._of_group[message_id >> _GROUP_SHIFT].discard(message_id)
+        self._answered.discard(message_id)
 
     def on_timer(self, now: float) -> None:
         """Stop rules whose time has come."""

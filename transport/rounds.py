@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from dblp.transport.message import ROUND_BITS, RoundCounters
+from dblp.transport.places import place_name
 from dblp.transport.standing import Stand, Standing, not_called
 
 ANY_ORDER_BIT = 1 << 15
@@ -16,26 +17,46 @@ COLLECTIVE_BIT = 1 << 14
 REMEMBERED = 8192
 """Ended rounds of such groups that are remembered to recognise what comes late."""
 _ROUND_MASK = (1 << ROUND_BITS) - 1
-_FOLLOWING_BITS = 8
-MOST_FOLLOWING = (1 << _FOLLOWING_BITS) - 1
-"""Calls in callbacks that are numbered by the call whose end they follow."""
+PLACE_BITS = 18
+"""Bits of a following round that say where it was called; the others hold the low bits of the round that it follows."""
+_ROOTS = 1 << ROUND_BITS - PLACE_BITS
+FORGET_AFTER = _ROOTS // 4
+"""Rounds of a group after which what followed one is over everywhere, and its ids may come back."""
+MOST_BEHIND = 3 * FORGET_AFTER
+"""Rounds of a group after which nothing may follow a round any more."""
+FORGET_EVERY = 1024
+"""Rounds of a group between two looks for what is to be forgotten."""
 
 
-def following(group: int, number: int, nth: int) -> tuple[int, int]:
-    """Group and round, as they go over the wire, of the ``nth`` collective that callbacks on round ``number`` of ``group``
-    call, counted from 1. One comes back after 2^24 rounds of the group."""
-    return ANY_ORDER_BIT | COLLECTIVE_BIT | group, (number << _FOLLOWING_BITS | nth) & _ROUND_MASK
+def following(group: int, number: int, place: int) -> tuple[int, int]:
+    """Group and round, as they go over the wire, of the collective that is called at ``place`` in the callbacks on round
+    ``number`` of ``group``; ``place`` is above 0 and has ``PLACE_BITS``."""
+    return ANY_ORDER_BIT | COLLECTIVE_BIT | group, number % _ROOTS << PLACE_BITS | place
+
+
+def parts_of(round_: int) -> tuple[int, int]:
+    """Of a following round: the low bits of the round that it follows, and its place."""
+    return round_ >> PLACE_BITS, round_ & (1 << PLACE_BITS) - 1
 
 
 def round_name(group: int, round_: int) -> str:
-    """What people read of the two ids on the wire: ``group:round``, ``group:round.following`` of what a callback called, and
-    ``group:p2p`` of a transfer."""
+    """What people read of the two ids on the wire: ``group:round``, ``group:round/place`` of what a callback called (``round``
+    without its high bits), and ``group:p2p`` of a transfer."""
     plain = group & ~(ANY_ORDER_BIT | COLLECTIVE_BIT)
     if not group & ANY_ORDER_BIT:
         return f"{group}:{round_}"
     if not group & COLLECTIVE_BIT:
         return f"{plain}:p2p"
-    return f"{plain}:{round_ >> _FOLLOWING_BITS}.{round_ & MOST_FOLLOWING}"
+    root, place = parts_of(round_)
+    return f"{plain}:{root}/{place_name(place)}"
+
+
+def is_past(key: int, group: int, number: int) -> bool:
+    """The round follows one of ``group`` that lies so far behind ``number`` that all is over."""
+    if group & ANY_ORDER_BIT or key >> ROUND_BITS != ANY_ORDER_BIT | COLLECTIVE_BIT | group:
+        return False
+    root, _ = parts_of(key & _ROUND_MASK)
+    return FORGET_AFTER <= (number - root) % _ROOTS < MOST_BEHIND
 
 
 def is_collective(key: int) -> bool:
@@ -89,6 +110,9 @@ class RoundBook:
         round_ = self.active[key] = Round(key, signature, describe, standing)
         group = self._groups.setdefault(key >> ROUND_BITS, _Group())
         number = key & _ROUND_MASK
+        if number % FORGET_EVERY == 0 and self._ended:
+            for ended in [ended for ended in self._ended if is_past(ended, key >> ROUND_BITS, number)]:
+                del self._ended[ended]
         group.active[number] = None
         group.top = max(group.top, number + 1)
         return round_

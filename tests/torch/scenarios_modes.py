@@ -296,6 +296,40 @@ def powersgd_hook_slow_rank(rank, world_size, folder, late):
     dist.destroy_process_group()
 
 
+def callbacks_branch(rank, world_size, folder):
+    """Calls in several callbacks at once, of sizes that are alike; one rank adds callbacks late. (gloo's sums are wrong.)"""
+    _init(rank, world_size, folder, impair="loss(0.05),seed(9)")
+    ranks = sum(range(world_size))
+
+    def total(value):
+        dist.all_reduce(tensor := torch.tensor([float(value)]))
+        return tensor.item()
+
+    def late(value):
+        if rank == 0:
+            time.sleep(0.05)
+        return value
+
+    def branches(_):
+        futures = [dist.all_reduce(torch.ones(count), async_op=True).get_future() for count in (300_000, 1)]
+        late(None)
+        return [
+            future.then(lambda _, value=value: total(rank + value))
+            for future, value in zip(futures, (10, 20), strict=True)
+        ]
+
+    for _ in range(5):
+        first = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+        two_calls = first.then(lambda _: (total(rank + 1), late(None), total(rank + 2)))
+        late(None)
+        beside = first.then(lambda _: total(rank + 3))
+        assert two_calls.wait() == (ranks + world_size, None, ranks + 2 * world_size)
+        assert beside.wait() == ranks + 3 * world_size
+        ends = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(branches).wait()
+        assert [future.wait() for future in ends] == [ranks + 10 * world_size, ranks + 20 * world_size]
+    dist.destroy_process_group()
+
+
 def overloads(rank, world_size, folder):
     """The forms of torch's own groups: one tensor for a list, and root, operation and timeout for the options."""
     _init(rank, world_size, folder)

@@ -38,6 +38,10 @@ def test_torchs_powersgd_hook_with_a_slow_rank(ranks, late):
     ranks("powersgd_hook_slow_rank", 2, late=late)
 
 
+def test_callbacks_that_branch(ranks):
+    ranks("callbacks_branch", 2)
+
+
 @pytest.mark.parametrize("world_size", [2, FOUR])
 def test_calls_in_torchs_other_forms(ranks, world_size):
     ranks("overloads", world_size)

@@ -12,6 +12,7 @@ from dblp.collectives.torch.staging import Arrival
 from dblp.collectives.torch.tensors import Staged, restore_all
 from dblp.collectives.torch.work import DblpWork, JoinedWork, completer
 from dblp.errors import DeadlineError
+from dblp.transport.places import place_name
 from tests.torch.standin import StandIn
 
 
@@ -100,21 +101,23 @@ def test_a_callback_may_wait_for_another_work():
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_what_callbacks_call_follows_their_work(early):
+def test_what_callbacks_call_has_its_place(early):
     """Whenever they are added, on whatever thread they run, and down the chain."""
-    first, made = work(), []
+    first, made = work(), {}
 
-    def call(_):
-        made.append(work())
-        return work()
+    def call(name):
+        def run(_):
+            made[name] = [work().origin, work().origin]
+
+        return run
 
     if not early:
         first.finish(None, None)
         first.get_future().wait()
-    chained = first.get_future().then(call).then(call)
-    first.get_future().add_done_callback(call)
+    chained = first.get_future().then(call("first")).then(call("chained"))
+    first.get_future().add_done_callback(call("second"))
     joined = JoinedWork("coalesced", 5.0, [first])
-    of_joined = joined.get_future().then(call)
+    of_joined = joined.get_future().then(call("of joined"))
     if early:
         first.finish(None, None)
     chained.wait(), of_joined.wait()
@@ -122,8 +125,13 @@ def test_what_callbacks_call_follows_their_work(early):
         if len(made) == 4:
             break
         time.sleep(0.01)
-    assert [item.origin._root for item in made] == [first.origin] * 4
-    assert joined.origin is first.origin
+    assert {name: [place_name(origin._code) for origin in origins] for name, origins in made.items()} == {
+        "first": ["1:1", "1:2"],
+        "chained": ["1.1:1", "1.1:2"],
+        "second": ["2:1", "2:2"],
+        "of joined": ["4:1", "4:2"],  # the third is its own
+    }
+    assert {origin._root for origins in made.values() for origin in origins} == {first.origin}
     assert work().origin._root is None, "not within a callback"
 
 

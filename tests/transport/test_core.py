@@ -13,6 +13,7 @@ from dblp.transport.config import TransportConfig
 from dblp.transport.drop import Drop
 from dblp.transport.final import MAX_TOMBSTONES
 from dblp.transport.inbox import EARLY_SLACK_BYTES
+from dblp.transport.incoming import Incoming
 from dblp.transport.message import message_id
 from dblp.transport.policy import Stop
 from dblp.transport.rounds import ANY_ORDER_BIT
@@ -271,7 +272,10 @@ def test_tombstones_of_groups_without_watermarks_are_bounded():
     receiver = cores.cores[1].receivers[0]
     for number in range(MAX_TOMBSTONES + 100):
         message = message_id(ANY_ORDER_BIT, number, 0)
-        receiver.tombstones[message] = []
+        incoming = Incoming(message, 0.0)
+        incoming.have = np.ones(1, np.bool_)
+        receiver.finals._close(incoming)
+    receiver.finals.completed.clear()
     data = numbers(1)
     cores.begin(7)
     cores.send(0, 1, data, number=7)
