@@ -21,6 +21,7 @@ from dblp.collectives.compression.base import Job, Part
 from dblp.collectives.compression.shares import Shares
 from dblp.collectives.compression.sparse import INDICES, RATIO, VALUES
 from dblp.collectives.phases import ETA, Detector, LearningRateChange, NormChange, Phase
+from dblp.errors import ConfigError
 from dblp.transport.spec import Kind, arg
 
 CHANGE = Kind(
@@ -47,6 +48,13 @@ class Accordion(Shares):
     """Epochs from check to check (the paper's 10; 5 for its LSTM)."""
     values: str = arg("values", VALUES, default="full")
     indices: str = arg("indices", INDICES, default="plain")
+
+    def __post_init__(self) -> None:
+        Shares.__post_init__(self)
+        if self.critical < self.tolerant:
+            raise ConfigError(
+                f"accordion: critical={self.critical:g} is below tolerant={self.tolerant:g}: critical phases send more"
+            )
 
     def controller(self, *, learning_rate: bool, budget: float = 0.0) -> BudgetController:
         """A controller of its own phases; ``learning_rate``: it will be told; ``budget``: of the loss policy, in all phases."""

@@ -44,7 +44,11 @@ def parse_compression(text: str) -> Method:
         parser.fail(start, f"{name!r} is no compression method; known are {known}{hint}")
     method = parser.take_element(start, METHODS[name], bare=True)
     if not parser.done:
-        over = text[parser.at :].split()[:1] == ["over"]
-        hint = "; 'METHOD over POLICY' is a form of dblp train alone, attach takes policy=" if over else ""
+        rest = text[parser.at :].lstrip()
+        hint = ""
+        if rest.startswith("over"):
+            hint = "; 'METHOD over POLICY', with spaces, is a form of dblp train alone, attach takes policy="
+        elif rest.startswith(";"):
+            hint = "; lists of methods are for commands, a model has one"
         parser.fail(parser.at, f"the end after {name} was expected, found {parser.found()}{hint}")
     return method

@@ -41,7 +41,7 @@ from dblp.collectives.torch.staging import take_departures
 from dblp.collectives.torch.tensors import restore_all, stage
 from dblp.collectives.torch.turns import Turns
 from dblp.collectives.torch.work import DblpWork
-from dblp.errors import ConfigError, DeadlineError, UnsupportedError
+from dblp.errors import ConfigError, DeadlineError, PeerError, UnsupportedError
 
 Array = npt.NDArray[Any]
 
@@ -149,7 +149,7 @@ class BorrowedGroup:
                 future.value()
                 error = None
             except RuntimeError as raised:
-                error = raised
+                error = self._failed(collective, raised)
             loop.call_soon_threadsafe(_settle, done, error)
 
         work.get_future().add_done_callback(tell)
@@ -161,6 +161,15 @@ class BorrowedGroup:
                 "rank run, with the same model and method?",
                 [rank for rank in range(self.world_size) if rank != self.rank],
             ) from None
+
+    def _failed(self, collective: str, error: RuntimeError) -> PeerError:
+        """The backend's own words name no rank; when a peer is silent they may come before this side's timeout."""
+        backend = dist.get_backend(self._group)
+        return PeerError(
+            f"rank {self.rank}: {collective} of a compressed gradient failed in {backend}: {error}. Does every rank run, with "
+            "the same model and method, told the same epochs?",
+            [rank for rank in range(self.world_size) if rank != self.rank],
+        )
 
 
 class BorrowedCompression(CompressedModel):

@@ -38,6 +38,8 @@ from dblp.errors import ConfigError, MismatchError, UnsupportedError
 from dblp.transport.policy import Policy
 
 _log = logging.getLogger("dblp")
+_TOLD_BYTES = 512
+"""Of a method's string, in the error of ranks that have different ones; longer ones are cut."""
 
 _THREADS = 2
 """Buckets that are compressed at a time, in a process."""
@@ -197,14 +199,28 @@ def check_alike(
     method: Method, rank: int, world_size: int, agree: Callable[[npt.NDArray[np.float64]], None]
 ) -> None:
     """Raise MismatchError unless all ranks have this method with these options. ``agree``: reduces a vector by MAX."""
-    code = float(zlib.crc32(str(method).encode()))
+    text = str(method).encode()
+    code = float(zlib.crc32(text))
     most = np.array([code, -code])
     agree(most)
-    if most[0] != -most[1]:
-        raise MismatchError(
-            f"ranks have different compression methods, rank {rank} has {method}: give all ranks the same string",
-            range(world_size),
-        )
+    if most[0] == -most[1]:
+        return
+    # Of the ranks that differ two are told, each with its own.
+    extremes = (most[0], -most[1])
+    places = np.array([world_size - rank if code == extreme else 0.0 for extreme in extremes])
+    agree(places)
+    told = np.zeros((2, _TOLD_BYTES))
+    for row, extreme in zip(told, extremes, strict=True):
+        if code == extreme:
+            row[: len(text)] = np.frombuffer(text, np.uint8)[:_TOLD_BYTES]
+    agree(told.reshape(-1))
+    ranks = [world_size - int(place) for place in places]
+    texts = [bytes(row[row > 0].astype(np.uint8)).decode(errors="replace") for row in told]
+    named = " and ".join(f"rank {rank} {text}" for rank, text in sorted(zip(ranks, texts, strict=True)))
+    raise MismatchError(
+        f"ranks have different compression methods, {named}: give all ranks the same string",
+        range(world_size),
+    )
 
 
 def check_optimizer(method: Method, optimizer: torch.optim.Optimizer | None) -> None:
@@ -218,12 +234,19 @@ def check_optimizer(method: Method, optimizer: torch.optim.Optimizer | None) -> 
                 method, method.momentum,
             )  # fmt: skip
         return
+    inner = getattr(optimizer, "optim", optimizer)  # of a ZeroRedundancyOptimizer
+    of_torch = type(inner).__module__.startswith("torch.optim") and not isinstance(inner, torch.optim.SGD)
+    if of_torch or any("betas" in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"dgc with {type(inner).__name__}: DGC hands over velocities, not gradients, which is defined for SGD alone; "
+            "use SGD with momentum=0, or another compression"
+        )
+    if not isinstance(inner, torch.optim.SGD) and dist.get_rank() == 0:
+        _log.warning(
+            "dgc with %s: DGC hands over velocities, not gradients, which is defined for SGD alone; an optimiser that takes "
+            "moments of gradients does not go with it", type(inner).__name__,
+        )  # fmt: skip
     for group in optimizer.param_groups:
-        if "betas" in group:
-            raise ConfigError(
-                f"dgc with {type(optimizer).__name__}: DGC hands over velocities, not gradients, which is defined for SGD alone; "
-                "use SGD with momentum=0, or another compression"
-            )
         if group.get("momentum"):
             raise ConfigError(
                 f"dgc(momentum={method.momentum:g}) with an optimiser that has momentum={group['momentum']:g}: DGC brings the "

@@ -488,7 +488,7 @@ def _checked(policy: object, group: DblpProcessGroup, budget: BudgetController |
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"policy is a {type(policy).__name__}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); attach takes "
-            "the name of a preset, too, a policy that is changed later does not: its transport and controller come with attach"
+            "the name of a preset, too"
         )
     _check_algorithm(policy, group, budget)
     return policy
@@ -523,7 +523,7 @@ def check_others(model: torch.nn.Module, optimizer: object, history: object) -> 
     if isinstance(history, bool) or not isinstance(history, int) or history < 0:
         raise ConfigError(f"history={history!r}: a number of reports to keep is needed, 0 for none")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise ConfigError(f"optimizer={optimizer!r}: a torch optimizer is needed, or None")
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}: a torch optimizer is needed, or None")
 
 
 def _check_transport(wanted: Preset, group: DblpProcessGroup) -> None:

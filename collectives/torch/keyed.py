@@ -52,7 +52,12 @@ def load_compression(compression: Compression, state: Mapping[str, Any], sizes: 
         factors = {name: factor.detach().cpu().numpy() for name, factor in state["factors"].items()}
         memory = state["memory"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"this is no state of dblp.attach: compression: {error!r}") from None
+        raise ConfigError(
+            f"this is no state of a compression: it has no {error}; give what its state_dict() returned, or load the "
+            "attachment's whole"
+            if isinstance(error, KeyError)
+            else f"this is no state of a compression, but a {type(state).__name__}"
+        ) from None
     arrays = array_state(memory, sizes, "compression")
     compression.load_state_dict({**state, "memory": arrays, "factors": factors})
 

@@ -269,7 +269,7 @@ def _refused_states(attachment, state):
         ("the state is of 'dgc'", {**state, "compression": {**inside, "method": "dgc"}}),
         ("'first' has 20000 elements, 7 are held", with_parameters(first=entry)),
         ("no parameter 'fifth'", with_parameters(fifth=entry)),
-        ("no state of dblp.attach: compression", {**state, "compression": {"version": 1}}),
+        ("no state of a compression: it has no 'factors'", {**state, "compression": {"version": 1}}),
     ]:
         before = _withheld(attachment)
         _refused(ConfigError, words, lambda broken=broken: attachment.load_state_dict(broken))
@@ -298,7 +298,7 @@ def compression_refused(rank, world_size, folder):
         _refused(ConfigError, words, call)
     _refused(
         MismatchError,
-        "different compression methods",
+        "different compression methods, rank 0 sign() and rank 1 fp16(feedback=true): give all",
         lambda: attach(_model(), compression=("sign", "fp16")[rank]),
     )
     model = _model()

@@ -45,6 +45,9 @@ def _weights():
     [
         (lambda: torch.optim.Adam(_weights()), "dgc with Adam: .* SGD alone"),
         (lambda: torch.optim.AdamW(_weights()), "dgc with AdamW"),
+        (lambda: torch.optim.RMSprop(_weights()), "dgc with RMSprop"),
+        (lambda: torch.optim.Adagrad(_weights()), "dgc with Adagrad"),
+        (lambda: torch.optim.LBFGS(_weights()), "dgc with LBFGS"),
         (lambda: torch.optim.SGD(_weights(), lr=0.1, momentum=0.9), "DGC brings the momentum"),
     ],
 )
@@ -63,6 +66,21 @@ def test_dgc_without_the_optimiser_is_warned_of_on_rank_0(rank, warnings, monkey
         check_optimizer(parse_compression("topk(0.1)"), None)
         check_optimizer(parse_compression("dgc(0.1)"), torch.optim.SGD(_weights(), lr=0.1))
     assert len(caplog.records) == warnings
+
+
+class _Lars(torch.optim.Optimizer):
+    """Somebody else's: it may be of SGD's kind or not."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+
+def test_dgc_with_an_optimiser_that_is_not_torchs_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    with caplog.at_level(logging.WARNING, "dblp"):
+        check_optimizer(parse_compression("dgc(0.1)"), _Lars(_weights()))
+        check_optimizer(parse_compression("topk(0.1)"), _Lars(_weights()))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["dgc with _Lars"]
 
 
 @pytest.mark.parametrize("timeout_s", [-1, 0.0, float("inf"), float("nan"), "5"])
