@@ -252,7 +252,7 @@ def adaptive_loses_a_rank(rank, world_size, folder):
     try:
         for number in range(50):
             _iterate(model, rank, number)
-            if rank == 1:
+            if rank == 1 and number:  # DDP has made its buckets anew by then, over gloo itself
                 os.kill(os.getpid(), signal.SIGKILL)
     except RuntimeError as error:
         if "every rank run, with the same model and method" not in str(error):
