@@ -16,7 +16,7 @@ from dblp.transport.inbox import EARLY_SLACK_BYTES
 from dblp.transport.incoming import Incoming
 from dblp.transport.message import message_id
 from dblp.transport.policy import Stop
-from dblp.transport.rounds import ANY_ORDER_BIT
+from dblp.transport.rounds import ANY_ORDER_BIT, FORGET_AFTER, FORGET_EVERY, following
 from dblp.transport.wire import Type
 from tests.transport.cores import CHUNK, LATENCY_S, Cores, numbers, spec_of
 
@@ -266,15 +266,35 @@ def test_no_tombstone_goes_before_its_detached_message_is_done():
     assert len(cores.delivered().missing) == len(cores.delivered("second").missing) == 0
 
 
+def bury(receiver, message):
+    """A message is over."""
+    incoming = Incoming(message, 0.0)
+    incoming.have = np.ones(1, np.bool_)
+    receiver.finals._close(incoming)
+
+
+def test_what_followed_a_round_is_forgotten_before_its_ids_come_back():
+    receiver = Cores().cores[1].receivers[0]
+    old, late, other = (
+        message_id(*following(group, number, 0b1111001), 0)
+        for group, number in ((0, 0), (0, 5 * FORGET_EVERY), (1, 0))
+    )
+    for message in (old, late, other, message_id(ANY_ORDER_BIT, 0, 0)):
+        bury(receiver, message)
+    for watermark in range(FORGET_AFTER):
+        receiver.finals.on_watermark(0, watermark)
+    assert old in receiver.tombstones
+    receiver.finals.on_watermark(0, FORGET_AFTER + 1)
+    assert old not in receiver.tombstones, "its ids are free"
+    assert {late, other, message_id(ANY_ORDER_BIT, 0, 0)} <= set(receiver.tombstones)
+
+
 def test_tombstones_of_groups_without_watermarks_are_bounded():
     """Point to point: rounds begin in any order."""
     cores = Cores()
     receiver = cores.cores[1].receivers[0]
     for number in range(MAX_TOMBSTONES + 100):
-        message = message_id(ANY_ORDER_BIT, number, 0)
-        incoming = Incoming(message, 0.0)
-        incoming.have = np.ones(1, np.bool_)
-        receiver.finals._close(incoming)
+        bury(receiver, message_id(ANY_ORDER_BIT, number, 0))
     receiver.finals.completed.clear()
     data = numbers(1)
     cores.begin(7)
