@@ -25,10 +25,11 @@ _wrapped = False
 def mark(future: F, counted: Future) -> F:
     """Callbacks on ``future``, and on the futures that come of them, are counted as those of ``counted``; returns ``future``."""
     global _wrapped
-    with _lock:
-        if not _wrapped:
-            _wrap(torch._C.Future)
-            _wrapped = True
+    if not _wrapped:
+        with _lock:
+            if not _wrapped:
+                _wrap(torch._C.Future)
+                _wrapped = True
     _marks[future] = counted
     return future
 
