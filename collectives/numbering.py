@@ -60,6 +60,11 @@ class Origin:
         self._rounds = 0
         self.future = Future(self, places.START)
 
+    @property
+    def placed(self) -> bool:
+        """It was made in a callback."""
+        return self._root is not None
+
     def below(self, code: int) -> tuple[Origin, int]:
         """The call at the root, and the code there, of what has ``code`` below this one; once its rounds have begun."""
         return (self, code) if self._root is None else (self._root, places.join(self._code, code))

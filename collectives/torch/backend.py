@@ -17,6 +17,7 @@ torch renamed methods after 2.12; both names are kept. Gradients may lose someth
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
@@ -44,13 +45,15 @@ from dblp.collectives.torch.staging import Accelerator, cutter_of, take_departur
 from dblp.collectives.torch.tensors import Staged, cut, is_floating, restore_all, stage, stage_all
 from dblp.collectives.torch.tracing import traced
 from dblp.collectives.torch.turns import Turns
-from dblp.collectives.torch.work import DblpWork, JoinedWork, keep_if_small
+from dblp.collectives.torch.work import DblpWork, JoinedWork, completer, keep_if_small
 from dblp.errors import UnsupportedError
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Policy
 
 NAME = "dblp"
 """The backend's name in ``init_process_group``."""
+_log = logging.getLogger("dblp.torch")
+_warned_of_order = False
 Tensors = Sequence[torch.Tensor]
 Call = Callable[[Group, float], Awaitable[Any]]
 """``call(group, timeout_s)``: one collective on arrays."""
@@ -491,6 +494,8 @@ class DblpProcessGroup(dist.ProcessGroup):
         self, what: str, timeout_s: float, start: Callable[[Group], Awaitable[Any]], work: DblpWork
     ) -> DblpWork:
         self._sequence += 1
+        if not work.origin.placed and completer.runs_here():
+            _warn_of_order(what)
         self.session.submit(
             what, timeout_s, lambda group: begin_as(work.origin, lambda: start(group)), work.finish
         )
@@ -602,6 +607,16 @@ def _all_reduce_call(item: Staged, op: str) -> Call:
         return group.all_reduce(item.array, op, timeout_s=timeout_s, dtype=item.dtype)
 
     return call
+
+
+def _warn_of_order(what: str) -> None:
+    global _warned_of_order
+    if not _warned_of_order:
+        _warned_of_order = True
+        _log.warning(
+            "%s in a callback whose place is not known, as that of torch.futures.collect_all: all ranks must run such callbacks "
+            "in one order with their other calls, or sums get mixed up; wait for the futures, and call it then", what,
+        )  # fmt: skip
 
 
 def _check_lossy(policy: Policy, tensor: torch.Tensor) -> None:

@@ -286,6 +286,10 @@ class _Completer:
                 self._start()
             self._queue.put(task)
 
+    def runs_here(self) -> bool:
+        """The calling thread is one of these."""
+        return threading.current_thread() in self._threads
+
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
         """While the calling thread waits for the end of a collective: an exit doesn't wait for that."""

@@ -4,6 +4,7 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import contextlib
+import logging
 import time
 from datetime import timedelta
 
@@ -327,6 +328,19 @@ def callbacks_branch(rank, world_size, folder):
         assert beside.wait() == ranks + 3 * world_size
         ends = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(branches).wait()
         assert [future.wait() for future in ends] == [ranks + 10 * world_size, ranks + 20 * world_size]
+
+    told = []
+
+    def note(record):
+        told.append(record.getMessage())
+        return True
+
+    logging.getLogger("dblp.torch").addFilter(note)
+    for _ in range(2):  # a callback of both has no place
+        both = [dist.all_reduce(torch.ones(300_000), async_op=True).get_future() for _ in range(2)]
+        collected = torch.futures.collect_all(both).then(lambda _: total(rank))
+        assert collected.wait() == ranks
+    assert len(told) == 1 and "all_reduce in a callback whose place is not known" in told[0]
     dist.destroy_process_group()
 
 
