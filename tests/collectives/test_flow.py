@@ -44,7 +44,7 @@ def keeping(monkeypatch, name):
     kept: dict[int, dict[int, np.ndarray]] = {}
 
     def post(round_, buffer, reducer, policy, *, keep=None):
-        mine = kept.setdefault(round_.rank, {}).setdefault(round_.number, np.zeros_like(buffer))
+        mine = kept.setdefault(round_.rank, {}).setdefault(round_.number.number, np.zeros_like(buffer))
 
         def noting(first: int, values: np.ndarray, *, divisor: int = 1, ranks: int = 1) -> None:
             assert divisor == 1 and 1 <= ranks <= round_.world_size

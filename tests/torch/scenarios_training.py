@@ -171,7 +171,7 @@ def _refused_arguments():
         (ConfigError, "history=-1", lambda: attach(model, history=-1)),
         (ConfigError, "history=2.5", lambda: attach(model, history=2.5)),
         (ConfigError, "history=True", lambda: attach(model, history=True)),
-        (ConfigError, "optimizer=0.1", lambda: attach(model, optimizer=0.1)),
+        (ConfigError, "optimizer is a float", lambda: attach(model, optimizer=0.1)),
         (ConfigError, "algorithm='rign'", lambda: attach(model, Policy(algorithm="rign"))),
         (ConfigError, "no option", lambda: attach(model, Policy(algorithm="ring(columns=2)"))),
         (ConfigError, "servers", lambda: attach(model, Policy(algorithm="ps(servers=99)"))),
