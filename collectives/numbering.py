@@ -43,9 +43,10 @@ class RoundNumber(NamedTuple):
 
 
 class Origin:
-    """One call, by which its rounds are known and what follows it is numbered. Made where the call is made."""
+    """One call, by which its rounds are known and what follows it is numbered. Made where the call is made. It counts the
+    callbacks on its future, as ``Future`` does on others; it refers to none of them, since a cycle would outlive each call."""
 
-    __slots__ = ("_code", "_number", "_numbering", "_root", "_rounds", "future")
+    __slots__ = ("_callbacks", "_code", "_number", "_numbering", "_root", "_rounds")
 
     def __init__(self) -> None:
         callback = _running.get()
@@ -53,12 +54,15 @@ class Origin:
         self._code = places.START
         if callback is not None:
             self._root, self._code = callback.next_call()
-        self._numbering: Numbering | None = (
-            None  # of the group of its first round, unless that follows another
-        )
+        self._numbering: Numbering | None = None  # its first round's, unless that follows another
         self._number = -1
         self._rounds = 0
-        self.future = Future(self, places.START)
+        self._callbacks = 0
+
+    def next_callback(self) -> Callback:
+        """One more is added to its future."""
+        self._callbacks += 1
+        return Callback(self, places.add_callback(places.START, self._callbacks - 1))
 
     @property
     def placed(self) -> bool:
@@ -71,7 +75,7 @@ class Origin:
 
 
 class Future:
-    """A future whose callbacks are counted."""
+    """A future that a callback makes, whose callbacks are counted."""
 
     __slots__ = ("_callbacks", "_code", "_origin")
 

@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from dblp.collectives.numbering import Callback, Future, in_callback
+from dblp.collectives.numbering import Callback, Future, Origin, in_callback
 
 F = TypeVar("F")
-_marks: weakref.WeakKeyDictionary[Any, Future] = weakref.WeakKeyDictionary()
+_marks: weakref.WeakKeyDictionary[Any, Origin | Future] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 _wrapped = False
 
 
-def mark(future: F, counted: Future) -> F:
+def mark(future: F, counted: Origin | Future) -> F:
     """Callbacks on ``future``, and on the futures that come of them, are counted as those of ``counted``; returns ``future``."""
     global _wrapped
     if not _wrapped:

@@ -186,7 +186,7 @@ class DblpWork(c10d.Work):
         # An error must be raised in a callback to become one in C++: Future.set_exception stores it as a
         # value, which the reducer would read as its result.
         base: Future[None] = Future(devices=[torch.device(name) for name in devices] or None)
-        self._future = mark(base.then(self._value), self.origin.future)
+        self._future = mark(base.then(self._value), self.origin)
         if self._ended:
             self._complete(base)
         else:

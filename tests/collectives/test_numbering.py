@@ -44,7 +44,7 @@ def two_steps(group: Group, pauses: list[float], late: float):
     async def follow(origin, first, bucket):
         sums = [(await first)[0]]
         await asyncio.sleep(late)
-        callback = origin.future.next_callback()
+        callback = origin.next_callback()
         for step in (1, 2):
             with in_callback(callback):
                 _, task = calls.call(100 * step + 10 * bucket + group.rank)
@@ -116,7 +116,7 @@ def test_rounds_are_told_by_their_place():
     async def program(calls):
         origin, task = calls.call(1.0)
         await task
-        first, second = (origin.future.next_callback() for _ in range(2))
+        first, second = (origin.next_callback() for _ in range(2))
         with in_callback(first):
             inner, task = calls.call(2.0)
             _, other = calls.call(2.0)
@@ -124,7 +124,7 @@ def test_rounds_are_told_by_their_place():
         with in_callback(first.result.next_callback()):
             _, task = calls.call(3.0)
         await task
-        with in_callback(inner.future.next_callback()):
+        with in_callback(inner.next_callback()):
             _, task = calls.call(4.0)
         await task
         with in_callback(second):
@@ -142,11 +142,11 @@ def test_a_call_of_several_rounds_has_a_place_for_each():
     async def program(calls):
         origin, task = calls.call(1.0)
         await task
-        with in_callback(origin.future.next_callback()):
+        with in_callback(origin.next_callback()):
             several = Origin()
         for _ in range(3):
             await begin_as(several, lambda: calls.group.all_reduce(np.ones(4, np.float32)))
-        with in_callback(several.future.next_callback()):
+        with in_callback(several.next_callback()):
             _, task = calls.call(2.0)
         await task
 
@@ -162,12 +162,12 @@ def test_calls_without_a_place_go_by_their_order():
     async def program(calls):
         origin, task = calls.call(1.0)
         await task
-        callback = origin.future.next_callback()
+        callback = origin.next_callback()
         for number in range(255):
             with in_callback(callback):
                 last, task = calls.call(float(number))
             assert (await task)[0] == 2 * number
-        with in_callback(last.future.next_callback()):
+        with in_callback(last.next_callback()):
             _, task = calls.call(7.0)
         assert (await task)[0] == 14.0
 
@@ -184,7 +184,7 @@ def test_callbacks_may_branch_and_be_added_early_or_late():
     async def member(group):
         calls, early = Calls(group), group.rank == 0
         origin, task = calls.call(1.0)
-        first, second = (origin.future.next_callback() for _ in range(2))
+        first, second = (origin.next_callback() for _ in range(2))
         chained = first.result.next_callback()
         await task
         sums = {}
@@ -197,7 +197,7 @@ def test_callbacks_may_branch_and_be_added_early_or_late():
 
         async def chain(name, inner, task, value):
             sums[name] = (await task)[0]
-            await call(inner.future.next_callback(), name.lower(), value)
+            await call(inner.next_callback(), name.lower(), value)
 
         async def both():
             with in_callback(second):
@@ -222,12 +222,12 @@ def test_another_groups_callbacks_are_numbered_by_their_order():
         async def member(first, second):
             origin, task = Calls(first).call(1.0)
             await task
-            with in_callback(origin.future.next_callback()):
+            with in_callback(origin.next_callback()):
                 other, task = Calls(second).call(2.0)
             await task
 
             async def program(calls):
-                with in_callback(other.future.next_callback()):
+                with in_callback(other.next_callback()):
                     _, task = calls.call(3.0)
                 await task
 
@@ -245,7 +245,7 @@ def test_nothing_follows_a_transfer():
         origin, array, group = Origin(), np.full(3, 5.0, np.float32), calls.group
         start = group.send if group.rank else group.recv
         await begin_as(origin, lambda: start(array, 1 - group.rank))
-        with in_callback(origin.future.next_callback()):
+        with in_callback(origin.next_callback()):
             _, task = calls.call(1.0)
         await task
 
@@ -259,7 +259,7 @@ def test_what_follows_a_round_that_is_long_past_is_refused():
         origin, task = calls.call(1.0)
         await task
         group._numbering._next += MOST_BEHIND
-        with in_callback(origin.future.next_callback()):
+        with in_callback(origin.next_callback()):
             _, task = calls.call(2.0)
         with pytest.raises(UnsupportedError, match=r"callback on round 0, .* rounds later"):
             await task
@@ -293,7 +293,7 @@ def test_ranks_that_disagree_in_a_callback_are_told(other, error, text):
                 return await asyncio.sleep(1.0)
             if group.rank and other == "close":
                 return await endpoints[1].close(linger_s=0.0)
-            with in_callback(origin.future.next_callback()):
+            with in_callback(origin.next_callback()):
                 _, task = calls.call(2.0, 50 if group.rank else 40)
             return await task
 

@@ -1,5 +1,6 @@
 """Work objects: waiting, futures, errors and callbacks, without a network."""
 
+import gc
 import threading
 import time
 from datetime import timedelta
@@ -8,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dblp.collectives.numbering import Callback, Origin
+from dblp.collectives.numbering import Future as Counted
 from dblp.collectives.torch.staging import Arrival
 from dblp.collectives.torch.tensors import Staged, restore_all
 from dblp.collectives.torch.work import DblpWork, JoinedWork, completer
@@ -133,6 +136,26 @@ def test_what_callbacks_call_has_its_place(early):
     }
     assert {origin._root for origins in made.values() for origin in origins} == {first.origin}
     assert work().origin._root is None, "not within a callback"
+
+
+def test_a_work_leaves_nothing_for_the_garbage_collector():
+    """Training loops switch it off."""
+
+    def left():
+        return sum(type(found) in (Origin, Callback, Counted) for found in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = left()
+        for _ in range(50):
+            item = work()
+            item.finish(None, None)
+            assert item.get_future().then(lambda _: work()).then(lambda _: None).wait() is None
+        del item
+        assert left() <= before + 3, "a completion thread may hold the last"
+    finally:
+        gc.enable()
 
 
 def test_other_futures_are_left_as_they_are():
