@@ -304,7 +304,7 @@ def test_any_all_reduce_is_right(world_size, count, algorithm, name, seed, chunk
 
 def test_auto_explains_its_choice():
     async def member(group):
-        small, large = np.zeros(100, np.float32), np.zeros(100_000, np.float32)
+        small, large = np.zeros(100, np.float32), np.zeros(300_000, np.float32)
         reports = [
             await group.all_reduce(small),
             await group.all_reduce(large),
@@ -315,7 +315,7 @@ def test_auto_explains_its_choice():
 
     chosen = run_memory(member, 2, chunk_bytes=1408)[0]
     assert [name for name, _ in chosen] == ["flat", "direct", "direct", "ring"]
-    assert "16 KiB" in chosen[0][1] and "budget" in chosen[2][1] and "caller" in chosen[3][1]
+    assert "1 MiB" in chosen[0][1] and "budget" in chosen[2][1] and "caller" in chosen[3][1]
 
 
 def test_subgroups_have_their_own_ranks_and_rounds():

@@ -130,6 +130,11 @@ def test_the_policy_names_an_algorithm_and_the_call_another():
     ("nbytes", "world_size", "dtype", "chosen", "policy", "wanted", "says"),
     [
         (1000, 64, "float32", "auto", Exact(), "flat", "16 KiB"),
+        (1 << 20, 2, "float16", "auto", Exact(), "flat", "at most 1 MiB"),
+        ((1 << 20) + 4, 2, "float32", "auto", Exact(), "direct", "above 1 MiB"),
+        (1 << 15, 4, "float32", "auto", Exact(), "flat", "at most 32 KiB"),
+        ((1 << 15) + 4, 4, "float32", "auto", Exact(), "direct", "above 32 KiB"),
+        (1 << 10, 1, "float32", "auto", Exact(), "flat", "at most"),
         (1 << 17, 8, "float32", "auto", Exact(), "direct", "above"),
         (1 << 22, 4, "float32", "auto", Exact(), "ring", "1 MiB or more"),
         (1 << 22, 4, "float16", "auto", Exact(), "direct", "above"),
