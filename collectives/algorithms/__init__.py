@@ -21,9 +21,9 @@ FLAT_BYTES = 16 * 1024
 FLAT_SENT_BYTES = 96 * 1024
 """``auto``: so do larger ones, as long as a rank sends no more than this in all."""
 FLAT_PAIR_BYTES = 1024 * 1024
-"""``auto``: and between two ranks those up to this size: one hop or two, they send the same bytes. Beyond it each would reduce all
-of it when the last of it has come, which takes longer than a hop. Measured as ``RING_BYTES``: 32 KiB to 1 MiB on two ranks in 0.7 to
-0.9 of the time of ``direct``, 32 KiB on four in two thirds."""
+"""``auto``: and between two ranks those up to this size: one hop or two, they send the same bytes. Beyond it each would reduce
+all of it when the last of it has come, which takes longer than a hop. Measured as ``RING_BYTES``: 32 KiB to 1 MiB on two ranks in
+0.7 to 0.9 of the time of ``direct``, 32 KiB on four in two thirds."""
 DIRECT_WORLD_SIZE = 32
 """``auto``: largest group in which each rank sends to each other at once: more messages than this cost more than more hops."""
 RING_BYTES = 1024 * 1024

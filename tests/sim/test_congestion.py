@@ -15,7 +15,7 @@ from dblp.sim.loop import run
 from dblp.sim.port import HostSpec, Link, Network, SwitchPort
 from dblp.sim.tcp import TcpFlow
 from dblp.transport.port import Burst
-from tests.sim.flows import BUSY, LAN, SHALLOW, WAN, beside_tcp, incast, lossy, two
+from tests.sim.flows import BUSY, LAN, SHALLOW, WAN, Setting, beside_tcp, incast, lossy, two
 
 CONTROLS = ["delay", "bbr", "dctcp"]
 
@@ -46,6 +46,13 @@ def test_a_buffer_that_is_soon_full_is_not_overrun():
     share = lossy("delay", SHALLOW, warm_up_s=0.5, seconds=0.3, loss=0.0)
     assert share.total >= 0.85
     assert share.lost <= 0.06
+
+
+def test_many_that_overrun_a_small_buffer_together_shrink_together():
+    """Each of them loses as much when it alone has shrunk: if they took that for another's loss, half would be lost for good."""
+    share = incast("delay", Setting(queue_bytes=64 * 1024), senders=4, warm_up_s=0.1, seconds=0.1)
+    assert share.total >= 0.9
+    assert share.lost <= 0.15
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from typing import ClassVar
 from dblp.transport.config import TransportConfig
 from dblp.transport.congestion.base import heavy_loss
 from dblp.transport.congestion.host_time import HostTime
+from dblp.transport.congestion.own_loss import DECREASE, OwnLoss
 from dblp.transport.congestion.round_trip import LeastRoundTrip
 
 INITIAL_WINDOW_BYTES = 64 * 1024
@@ -49,8 +50,6 @@ LOSS_SHARE = 0.05
 LOSS_DELAY_S = 2.5e-4
 """Loss is taken for congestion only while most delays are raised by at least this: half of what a full 64 KiB queue takes to
 drain at 1 Gb/s."""
-LOSS_DECREASE = 0.7
-"""CUBIC's factor on loss (RFC 9438): Swift halves on retransmission timeouts only."""
 FILTER_SAMPLES = 8
 """The delay is the least of this many samples: a sender or receiver that lost its processor for a moment is no congestion,
 a queue delays them all."""
@@ -97,6 +96,7 @@ class DelayControl:
         self._before_probe = 0.0  # the window, before a probe for the least round trip; 0: there is none
         self._overran = False  # a buffer, of late
         self._overran_at = float("-inf")
+        self._own_loss = OwnLoss()
         self._acked = 0
         self._lost = 0
 
@@ -116,6 +116,9 @@ class DelayControl:
         self._host.update(host_s)
         rtt_s = self._rtt = min(self._samples)
         host_s = self._host.value_s
+        self._judge_loss(
+            now
+        )  # what was lost with what was acknowledged before: one without the other says nothing of a share
         self._overran = now - self._overran_at < OVERRUN_S
         self._acked += acked_bytes
         if self._probe(rtt_s, now):
@@ -133,25 +136,36 @@ class DelayControl:
             self._increase(acked_bytes, rtt_s < self._known + self._near_s + host_s)
 
     def on_lost(self, lost_bytes: int, *, now: float) -> None:
-        """Shrink only if much is lost while the queue is seldom empty; when competing, on any loss."""
+        """When competing, shrink on any loss; else see ``_judge_loss``."""
         self._lost += lost_bytes
         if self.competing:
-            self._decrease(LOSS_DECREASE, now)
-            return
+            self._decrease(DECREASE, now)
+
+    def _judge_loss(self, now: float) -> None:
+        """Shrink only if much is lost while the queue is seldom empty, and not if that has been seen not to help."""
         total = self._lost + self._acked
-        if total < self.window_bytes / 2:
+        if self.competing or total < self.window_bytes / 2:
             return
-        heavy = heavy_loss(self._lost / self._datagram, total / self._datagram, LOSS_SHARE)
+        if self._before_probe or now < self._decreased_at + max(self._samples) + self._host.value_s:
+            self._lost = self._acked = 0  # what is told now left before the last decrease
+            return
+        lost, seen = self._lost / self._datagram, total / self._datagram
         self._lost = self._acked = 0
+        if not heavy_loss(lost, seen, LOSS_SHARE):
+            return
         # Not the least: what leaves in bursts meets the queue at all lengths.
-        if (
-            heavy
-            and self._samples
-            and statistics.median(self._samples) > self._known + max(LOSS_DELAY_S, self._near_s)
-        ):
+        queued = statistics.median(self._samples) > self._known + max(LOSS_DELAY_S, self._near_s)
+        if queued:
             self._slow_start = False
+        wanted = self._own_loss.window_for(
+            self.window_bytes, lost / seen, queued=queued, now=now, rtt_s=self._rtt
+        )
+        if wanted < self.window_bytes:
             self._overran_at = now
-            self._decrease(LOSS_DECREASE, now)
+            self._decrease(wanted / self.window_bytes, now)
+        elif wanted > self.window_bytes:  # it was another's all the time
+            self._overran_at = float("-inf")
+            self._set_window(wanted)
 
     def pacing_bps(self) -> float:
         """A little more than a window a round trip, where round trips are long enough to be worth a timer."""
