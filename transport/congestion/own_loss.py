@@ -3,9 +3,9 @@
 A buffer that is overrun keeps what it has room for, and what windows send that are cut down to that is not lost. Loss of half and
 more that stays as it was then has another cause, such as a burst of interference, and a small window only makes it last longer.
 Both look alike at first, since the survivors of a window that leaves at once have queued behind each other. So heavy loss
-is taken for the windows' own, until a much smaller window has lost as much for some time (the trial): then it is as it was before,
-and loss of that size is left alone for a while. Flows that overrun a buffer together all shrink in that time, so each sees its loss
-fall. To find the cause by a change of one's own and its measured effect is the idea of PCC (Dong et al., NSDI 2015).
+is taken for the windows' own, until a much smaller window has lost as much for some time (the trial): then the window is as it
+was before, and loss of that size is left alone for a while. Flows that overrun a buffer together all shrink in that time, so each
+sees its loss fall. To find the cause by a change of one's own and its measured effect is PCC's idea (Dong et al., NSDI 2015).
 """
 
 from __future__ import annotations
