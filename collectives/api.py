@@ -7,6 +7,7 @@ they return a ``Handle``. Tensors are recognised by their type's module: without
 
 from __future__ import annotations
 
+import numbers
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,12 +28,16 @@ from dblp.errors import ClosedError, ConfigError, DeadlineError, UnsupportedErro
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Policy
 from dblp.transport.port import Address
+from dblp.units import check_timeout
 
 T = TypeVar("T")
 ArrayLike = Any
 """A numpy array or a torch tensor."""
 ArrayLikes = Any
 """One of them, cut evenly among the ranks, or a list of one for each rank."""
+WAIT_SLICE_S = 0.5
+"""Longest sleep of a wait."""
+MOST_PORT = 65_535
 
 
 class Handle(Generic[T]):
@@ -56,15 +61,30 @@ class Handle(Generic[T]):
 
         ``timeout_s``: seconds to wait here; beyond it DeadlineError is raised and the call goes on.
         """
-        limit = self._timeout_s + 2 * BACKSTOP_SECONDS if timeout_s is None else timeout_s
-        if not self._ended.wait(limit):
-            raise DeadlineError(f"{self._what}: not done within {limit:g} s of wait()")
+        limit = (
+            self._timeout_s + 2 * BACKSTOP_SECONDS
+            if timeout_s is None
+            else check_timeout("timeout_s", timeout_s)
+        )
+        if not self._waited(limit):
+            raise DeadlineError(
+                f"{self._what}: not done within {limit:g} s of wait(); it goes on, and ends by its own timeout of "
+                f"{self._timeout_s:g} s: call wait() again, or give it more time (timeout_s)"
+            )
         if self._error is not None:
             raise self._error
         restores, self._restores = self._restores, ()
         for restore in restores:
             restore()
         return cast(T, self._result)
+
+    def _waited(self, seconds: float) -> bool:
+        """Wait for the end, in slices: a process that was stopped meanwhile has not waited."""
+        while seconds > 0:
+            if self._ended.wait(min(seconds, WAIT_SLICE_S)):
+                return True
+            seconds -= WAIT_SLICE_S
+        return self._ended.is_set()
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
         self._result, self._error = result, error
@@ -99,10 +119,16 @@ def init_process_group(
     environ = os.environ
     place = Address(
         master_addr if master_addr is not None else _text(environ, "MASTER_ADDR", "master_addr"),
-        master_port if master_port is not None else _number(environ, "MASTER_PORT", "master_port"),
+        _whole("master_port", master_port, environ, "MASTER_PORT"),
     )
-    rank = rank if rank is not None else _number(environ, "RANK", "rank")
-    world_size = world_size if world_size is not None else _number(environ, "WORLD_SIZE", "world_size")
+    if not 1 <= place.port <= MOST_PORT:
+        raise ConfigError(
+            f"master_port={place.port}: a port of 1..{MOST_PORT} is needed, the same on all ranks"
+        )
+    rank = _whole("rank", rank, environ, "RANK")
+    world_size = _whole("world_size", world_size, environ, "WORLD_SIZE")
+    if world_size < 1:
+        raise ConfigError(f"world_size={world_size}: at least 1 is needed")
     if not 0 <= rank < world_size:
         raise ConfigError(
             f"rank={rank} with world_size={world_size}: the rank must lie in 0..{world_size - 1}"
@@ -384,7 +410,7 @@ def _run(
     timeout_s: float | None,
 ) -> Any:
     session = _session()
-    seconds = session.config.timeout_s if timeout_s is None else timeout_s
+    seconds = session.config.timeout_s if timeout_s is None else check_timeout("timeout_s", timeout_s)
     handle: Handle[Any] = Handle(what, seconds, [partial(_restore, item) for item in results])
     session.submit(what, seconds, call, handle._finish)
     return handle if async_op else handle.wait()
@@ -412,7 +438,12 @@ def _text(environ: Mapping[str, str], variable: str, argument: str) -> str:
     return text
 
 
-def _number(environ: Mapping[str, str], variable: str, argument: str) -> int:
+def _whole(argument: str, given: object, environ: Mapping[str, str], variable: str) -> int:
+    """The argument, or the variable where it is None, as a whole number."""
+    if given is not None:
+        if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+            raise ConfigError(f"{argument}={given!r}: a whole number is needed, not {type(given).__name__}")
+        return int(given)
     text = _text(environ, variable, argument)
     if not text.isdecimal():
         raise ConfigError(f"{variable}={text!r}: a number is needed")

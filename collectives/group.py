@@ -43,6 +43,7 @@ from dblp.errors import ClosedError, ConfigError, UnsupportedError
 from dblp.transport.interface import EndpointLike
 from dblp.transport.places import place_name
 from dblp.transport.policy import Consistency, Exact, Policy
+from dblp.units import check_timeout
 
 Post = Callable[[Round], None]
 Finish = Callable[[], None]
@@ -569,9 +570,7 @@ class Group:
 
     def _timeout(self, timeout_s: float | None) -> float:
         chosen = self._timeout_s if timeout_s is None else timeout_s
-        if not chosen > 0:
-            raise ConfigError(f"timeout_s={chosen!r}: a time above 0 seconds is needed")
-        return chosen
+        return check_timeout("timeout_s", chosen)
 
     # arguments
 

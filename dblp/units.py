@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from typing import NewType
 
@@ -17,6 +18,8 @@ Picoseconds = NewType("Picoseconds", int)
 """Simulated time of the packet engine: 64 bits of them are 106 days, and a byte at 400 Gb/s is exactly 20."""
 PS_PER_S = 1_000_000_000_000
 
+MOST_TIMEOUT_S = 1e9
+"""Longest time to wait, seconds."""
 MOST_CPUS = 8192
 """Linux numbers processors below it (CONFIG_NR_CPUS)."""
 
@@ -50,13 +53,29 @@ def _parse(text: str, table: dict[str, float] | dict[str, int], what: str) -> fl
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size: ``"25M"`` is 25 MiB (powers of 1024); raises ConfigError."""
-    return round(_parse(text, _SIZES, "size"))
+    """Read a size: ``"25M"`` is 25 MiB (powers of 1024); raises ConfigError, also for a part of a byte."""
+    size = _parse(text, _SIZES, "size")
+    if size != round(size):
+        raise ConfigError(f"{text!r}: {size:g} bytes are not a whole number")
+    return round(size)
 
 
 def parse_seconds(text: str) -> float:
     """Read a time: ``"200ms"`` is 0.2; a bare number is in seconds; raises ConfigError."""
     return _parse(text, _TIMES, "time")
+
+
+def check_timeout(name: str, seconds: object) -> float:
+    """A time to wait as a float; raises ConfigError for what is no number, and for one that is not above 0 or beyond
+    ``MOST_TIMEOUT_S``, infinity included: clocks cannot tell such a time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise ConfigError(f"{name}={seconds!r}: a number of seconds is needed, not {type(seconds).__name__}")
+    value = float(seconds)
+    if not value > 0:
+        raise ConfigError(f"{name}={value:g}: a time above 0 seconds is needed")
+    if value > MOST_TIMEOUT_S:
+        raise ConfigError(f"{name}={value:g}: at most {MOST_TIMEOUT_S:g} seconds can be waited (30 years)")
+    return value
 
 
 def parse_bps(text: str) -> float:

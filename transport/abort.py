@@ -6,8 +6,8 @@ import msgpack
 
 from dblp.errors import DblpError, DeadlineError, MismatchError, PeerError
 from dblp.transport import wire
-from dblp.transport.message import ROUND_BITS, MessageSpec
-from dblp.transport.rounds import Round, round_name
+from dblp.transport.message import ROUND_BITS, MessageSpec, round_of
+from dblp.transport.rounds import Round, is_collective, round_name
 
 
 def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> MismatchError:
@@ -17,9 +17,9 @@ def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> Mis
         theirs = round_.describe(opened.signature)
     except Exception:  # a peer's bytes may be anything
         theirs = "something that this version cannot read"
-    _, _, number = round_name(round_.key >> ROUND_BITS, round_.key & (1 << ROUND_BITS) - 1).partition(":")
+    group, _, number = round_name(round_.key >> ROUND_BITS, round_.key & (1 << ROUND_BITS) - 1).partition(":")
     return MismatchError(
-        f"round {number}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
+        f"round {number} of group {group}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
         "group must call the same collectives in the same order with the same sizes, dtypes and operations",
         [rank, peer],
     )
@@ -33,6 +33,19 @@ def size_mismatch(theirs: MessageSpec, mine: MessageSpec, rank: int, peer: int) 
         else f"a message as {theirs} where rank {rank} expects {mine}"
     )
     return MismatchError(f"rank {peer} sends {what}", [rank, peer])
+
+
+def left_in_round(peer: int, rank: int, message: int) -> PeerError:
+    """A peer closed its group, and ``message`` of a round with ``rank``, ours, is not over."""
+    key = round_of(message)
+    group, _, number = round_name(key >> ROUND_BITS, key & (1 << ROUND_BITS) - 1).partition(":")
+    what = f"round {number}" if is_collective(key) else "a transfer"
+    return PeerError(
+        f"rank {peer} closed its group while rank {rank} was still in a round with it: {what} of group {group}. It made "
+        "fewer calls than this rank, or left after an error of its own, which its output tells; abort this group and make "
+        "a new one to go on",
+        [peer],
+    )
 
 
 def encode_abort(error: Exception) -> bytes:

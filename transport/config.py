@@ -11,7 +11,7 @@ from typing import Any
 
 from dblp.errors import ConfigError
 from dblp.transport.fields import check_fields
-from dblp.units import MIB, parse_bps, parse_bytes, parse_cpus, parse_seconds
+from dblp.units import MIB, check_timeout, parse_bps, parse_bytes, parse_cpus, parse_seconds
 
 HEADER_BYTES = 48
 """Bytes of header in each datagram; docs/wire.md has the table."""
@@ -110,8 +110,7 @@ class TransportConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("timeout_s", "connect_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: a time above 0 seconds is needed")
+            check_timeout(name, getattr(self, name))
         if not 512 <= self.datagram_bytes <= MAX_DATAGRAM_BYTES:
             raise ConfigError(f"datagram_bytes={self.datagram_bytes}: must lie in 512..{MAX_DATAGRAM_BYTES}")
         if not 1 <= self.paths <= MAX_PATHS:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dblp.errors import ClosedError, PeerError
 from dblp.transport import wire
-from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, size_mismatch
+from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, left_in_round, size_mismatch
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
@@ -479,8 +479,10 @@ class Core:
         sender.forget_control()
         waiting = [message for message in receiver.messages.values() if message.posted]
         if sender.messages or any(is_collective(round_of(message.id)) for message in waiting):
-            text = f"rank {peer} closed its group while rank {self.rank} was still in a round with it"
-            self.fail(PeerError(text, [peer]), tell=True)
+            ids = [message.id for message in waiting if is_collective(round_of(message.id))] or list(
+                sender.messages
+            )
+            self.fail(left_in_round(peer, self.rank, min(ids)), tell=True)
             return
         for message in waiting:
             receiver.forget(message)

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from dblp.collectives.algorithms import check_reduce_scatter
 from dblp.collectives.budget import BudgetController
 from dblp.collectives.carry import Residual
+from dblp.collectives.named import parse_policy
 from dblp.collectives.phases import Needs
 from dblp.collectives.presets import Preset
 from dblp.collectives.priority import Priority
@@ -77,6 +78,10 @@ def attach_sharded(
             "compression= with a model of fully_shard: methods work on whole gradients, which no rank of FSDP2 reduces; use a "
             "loss policy, or DistributedDataParallel"
         )
+    policy = parse_policy(policy) if isinstance(policy, str) else policy
+    named = policy.policy if isinstance(policy, Preset) else policy
+    if isinstance(named, Policy):  # before the transport is warned of, which a refused policy has no use for
+        check_sharded(named)
     policy, budget = policy_and_budget(policy, budget, shards.group)
     check_others(model, optimizer, history)
     _check_free(shards)

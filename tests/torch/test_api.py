@@ -1,11 +1,13 @@
 """The functions of ``import dblp`` in real processes, and their errors without a group."""
 
 import socket
+import threading
 
 import numpy as np
 import pytest
 
 import dblp
+from dblp.collectives.api import Handle
 
 
 @pytest.fixture
@@ -50,3 +52,69 @@ def test_missing_variables_are_named(monkeypatch, variable):
 def test_a_rank_outside_the_world_is_refused():
     with pytest.raises(dblp.ConfigError, match=r"rank must lie in 0\.\.1"):
         dblp.init_process_group(master_addr="127.0.0.1", master_port=1, rank=2, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"master_port": -1}, r"master_port=-1: a port of 1\.\.65535"),
+        ({"master_port": 0}, r"master_port=0: a port of 1\.\.65535"),
+        ({"master_port": 99_999}, r"master_port=99999: a port of 1\.\.65535"),
+        ({"master_port": 1.5}, "master_port=1.5: a whole number is needed, not float"),
+        ({"rank": "0"}, "rank='0': a whole number is needed, not str"),
+        ({"rank": 0.5}, "rank=0.5: a whole number is needed, not float"),
+        ({"rank": True}, "rank=True: a whole number is needed, not bool"),
+        ({"world_size": 0}, "world_size=0: at least 1 is needed"),
+        ({"world_size": 2.0}, "world_size=2.0: a whole number is needed, not float"),
+    ],
+)
+def test_what_is_no_port_rank_or_size_is_refused_at_once(options, words):
+    with pytest.raises(dblp.ConfigError, match=words):
+        dblp.init_process_group(
+            **({"master_addr": "127.0.0.1", "master_port": 1, "rank": 0, "world_size": 1} | options)
+        )
+
+
+@pytest.fixture
+def alone(port):
+    dblp.init_process_group(master_addr="127.0.0.1", master_port=port, rank=int(np.int64(0)), world_size=1)
+    yield
+    dblp.destroy_process_group()
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("timeout_s", ["3", float("nan"), float("inf"), 1e300, 0, -1, True])
+def test_a_time_that_cannot_be_waited_is_refused_before_the_call(alone, timeout_s):
+    before = np.ones(3)
+    with pytest.raises(dblp.ConfigError, match="timeout_s="):
+        dblp.all_reduce(before, timeout_s=timeout_s)
+    with pytest.raises(dblp.ConfigError, match="timeout_s="):
+        dblp.barrier(async_op=True).wait(timeout_s)
+    assert dblp.all_reduce(before, timeout_s=float(np.float32(3))).round == 1, "the barrier was 0"
+
+
+def test_a_wait_that_is_over_says_that_the_call_goes_on():
+    handle: Handle[int] = Handle("all_reduce", 7.0, [])
+    with pytest.raises(
+        dblp.DeadlineError,
+        match=r"all_reduce: not done within 0\.01 s .* its own timeout of 7 s: call wait\(\) again",
+    ):
+        handle.wait(0.01)
+    handle._finish(5, None)
+    assert handle.wait(0.01) == 5
+
+
+def test_a_process_that_was_stopped_has_not_waited():
+    """A sleep that took long because the process stood still is one slice of the wait: the call's own deadline knows more."""
+
+    class Stopped(threading.Event):
+        sleeps = 0
+
+        def wait(self, timeout=None):
+            self.sleeps += 1
+            return self.sleeps == 10
+
+    handle: Handle[str] = Handle("barrier", 5.0, [])
+    handle._ended = Stopped()
+    handle._result = "report"
+    assert handle.wait() == "report"
