@@ -30,7 +30,7 @@ lint: install
 
 # Two workers, since most tests are one process in virtual time; those of real ranks use several cores by themselves.
 test: lint
-	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist worksteal --durations 30 $(ARGS)
 
 # torch's own tests, then the failure drill.
 test-torch: install
