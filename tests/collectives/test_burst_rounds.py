@@ -22,7 +22,7 @@ def test_a_round_outlasts_its_burst_by_a_few_passes_at_most(policy):
 def test_rounds_end_within_a_burst(policy):
     """A burst is not taken for congestion for long: windows that shrank by its loss once made rounds last as long as it."""
     times = hit_rounds(2, 1 << 20, policy, 3)
-    assert len(times) >= 5 and summary(times)["median"] < 0.6 * BURST_S
+    assert len(times) >= 5 and summary(times)["median"] < 0.75 * BURST_S
 
 
 def test_a_summary_is_ordered():

@@ -92,7 +92,9 @@ async def member(endpoint, budget, rounds):
     group = Group(endpoint, timeout_s=60.0)
     policy = Bounded(budget, consistency="exact") if budget else Exact()
     array = np.random.default_rng(endpoint.rank).standard_normal(ELEMENTS).astype(np.float32)
-    reports = [await group.all_reduce(array.copy(), "sum", policy=policy) for _ in range(rounds)]
+    reports = [
+        await group.all_reduce(array.copy(), "sum", policy=policy, algorithm="direct") for _ in range(rounds)
+    ]
     group.close()
     return reports
 

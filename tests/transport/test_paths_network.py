@@ -195,7 +195,7 @@ def test_nothing_but_questions_and_answers_takes_a_dead_path(policy):
             network.records.clear()
             network.chunks.clear()
 
-    job = Job(elements=100_000, rounds=12, faults=faults, policy=policy).play()
+    job = Job(elements=100_000, rounds=24, faults=faults, policy=policy).play()
     assert not job.errors and [states(job, rank)[3].times_left for rank in range(2)] == [1, 1]
     assert job.network.chunks[3] == 0
     types = {type_ for (path, type_) in job.network.records if path == 3}

@@ -146,7 +146,8 @@ class DelayControl:
         total = self._lost + self._acked
         if self.competing or total < self.window_bytes / 2:
             return
-        if self._before_probe or now < self._decreased_at + max(self._samples) + self._host.value_s:
+        settled_at = self._decreased_at + max(self._samples) + self._host.value_s
+        if self._before_probe or (now < settled_at and self._own_loss.tries(self.window_bytes)):
             self._lost = self._acked = 0  # what is told now left before the last decrease
             return
         lost, seen = self._lost / self._datagram, total / self._datagram

@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 DECREASE = 0.7
 """CUBIC's factor on loss (RFC 9438): Swift halves on retransmission timeouts only."""
-MOST_DECREASE = 0.25
-"""Where more is lost the window shrinks to what of it came through, down to this at once."""
 LEAST_SHARE = 0.5
 """Less is always taken for the windows' own: by how much that should fall is too uncertain."""
-TRIAL = 0.6
-"""The window, as a share of that before the first decrease, from which on loss is held against what it was then."""
+TRIAL = 0.4
+"""The window, as a share of that before the first decrease, from which on loss is held against what it was then: three decreases."""
 TRIAL_S = 10e-3
 """How long it must go on, while there is a queue: losses are told in lumps, and others whose windows overrun the same buffer
 need a few round trips to shrink, too."""
 FALL = 0.85
 """Loss that is a smaller share of that before has fallen."""
 SPARED = 0.4
-"""Of what the trial let through, how much less may come through later: the windows' own loss would let through as much less as
-the window is larger again."""
+"""Of what came through of the trial, what must come through later: of the windows' own loss it would be as much less as the window
+is larger again."""
+LOOKS = 2
+"""Times in a row that it must have been less: losses are told in lumps."""
 LIFE_S = 1.0
 """How long a verdict stands, and how long after the first decrease one may still be reached; or ``LIFE_ROUND_TRIPS``."""
 LIFE_ROUND_TRIPS = 64.0
@@ -42,7 +42,7 @@ class _First(NamedTuple):
 class OwnLoss:
     """Says what window heavy loss calls for."""
 
-    __slots__ = ("_first", "_spared", "_spared_until", "_trial", "_trial_at")
+    __slots__ = ("_barred_until", "_first", "_over", "_spared", "_spared_until", "_trial", "_trial_at")
 
     def __init__(self) -> None:
         self._first: _First | None = None  # the loss that the first decrease answered
@@ -50,6 +50,12 @@ class OwnLoss:
         self._trial_at = 0.0  # when it began
         self._spared = 0.0  # share up to which loss is known not to be the windows'
         self._spared_until = float("-inf")
+        self._over = 0  # times in a row that more was lost
+        self._barred_until = float("-inf")  # no trial before: one has been wrong
+
+    def tries(self, window_bytes: float) -> bool:
+        """The window is small enough for a trial of what its loss is."""
+        return self._first is not None and window_bytes <= TRIAL * self._first.window_bytes
 
     def window_for(
         self, window_bytes: float, share: float, *, queued: bool, now: float, rtt_s: float
@@ -57,19 +63,23 @@ class OwnLoss:
         """The window (bytes) after a heavy loss of ``share`` of what left since the last decrease: smaller where it may be the
         windows' own; as it is where it is known not to be; what it was before the decreases where that has just come out.
         ``queued``: most of what came through had waited in a queue; where it had not, no buffer was overrun."""
-        if now < self._spared_until and share <= self._spared:
-            return window_bytes
+        if now < self._spared_until:
+            self._over = self._over + 1 if share > self._spared else 0
+            if self._over < LOOKS:
+                return window_bytes
+            self._spared_until = float("-inf")  # it grew with the window
+            self._barred_until = now + max(LIFE_S, LIFE_ROUND_TRIPS * rtt_s)
         life_s = max(LIFE_S, LIFE_ROUND_TRIPS * rtt_s)
         first = self._first
         if first is not None and now - first.at > life_s:
             first = self._first = None
         if first is not None and share >= max(LEAST_SHARE, FALL * first.share):
-            if window_bytes <= TRIAL * first.window_bytes:
+            if self.tries(window_bytes) and now >= self._barred_until:
                 return self._try(first, window_bytes, share, queued, now, life_s)
         elif queued:
             self._first = _First(now, window_bytes, share)
         self._trial.clear()
-        return window_bytes * min(max(1.0 - share, MOST_DECREASE), DECREASE) if queued else window_bytes
+        return window_bytes * DECREASE if queued else window_bytes
 
     def _try(
         self, first: _First, window_bytes: float, share: float, queued: bool, now: float, life_s: float
