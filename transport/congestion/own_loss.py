@@ -17,15 +17,15 @@ DECREASE = 0.7
 LEAST_SHARE = 0.5
 """Less is always taken for the windows' own: by how much that should fall is too uncertain."""
 TRIAL = 0.4
-"""The window, as a share of that before the first decrease, from which on loss is held against what it was then: three decreases."""
+"""The window, as a share of that before the first decrease, from which on loss is held against that of then: three decreases."""
 TRIAL_S = 10e-3
 """How long it must go on, while there is a queue: losses are told in lumps, and others whose windows overrun the same buffer
 need a few round trips to shrink, too."""
 FALL = 0.85
 """Loss that is a smaller share of that before has fallen."""
 SPARED = 0.4
-"""Of what came through of the trial, what must come through later: of the windows' own loss it would be as much less as the window
-is larger again."""
+"""Of what came through of the trial, what must come through later: of the windows' own loss it would be as much less as the
+window is larger again."""
 LOOKS = 2
 """Times in a row that it must have been less: losses are told in lumps."""
 LIFE_S = 1.0
