@@ -63,13 +63,13 @@ class OwnLoss:
         """The window (bytes) after a heavy loss of ``share`` of what left since the last decrease: smaller where it may be the
         windows' own; as it is where it is known not to be; what it was before the decreases where that has just come out.
         ``queued``: most of what came through had waited in a queue; where it had not, no buffer was overrun."""
+        life_s = max(LIFE_S, LIFE_ROUND_TRIPS * rtt_s)
         if now < self._spared_until:
             self._over = self._over + 1 if share > self._spared else 0
             if self._over < LOOKS:
                 return window_bytes
             self._spared_until = float("-inf")  # it grew with the window
-            self._barred_until = now + max(LIFE_S, LIFE_ROUND_TRIPS * rtt_s)
-        life_s = max(LIFE_S, LIFE_ROUND_TRIPS * rtt_s)
+            self._barred_until = now + life_s
         first = self._first
         if first is not None and now - first.at > life_s:
             first = self._first = None
@@ -93,5 +93,6 @@ class OwnLoss:
         mean = sum(self._trial) / len(self._trial)
         self._first = None
         self._trial.clear()
+        self._over = 0
         self._spared, self._spared_until = 1.0 - SPARED * (1.0 - mean), now + life_s
         return first.window_bytes
