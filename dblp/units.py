@@ -53,9 +53,10 @@ def _parse(text: str, table: dict[str, float] | dict[str, int], what: str) -> fl
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size: ``"25M"`` is 25 MiB (powers of 1024); raises ConfigError, also for a part of a byte."""
+    """Read a size: ``"25M"`` is 25 MiB (powers of 1024), ``"1.367KB"`` the nearest byte; raises ConfigError, also for parts of a
+    byte without a unit."""
     size = _parse(text, _SIZES, "size")
-    if size != round(size):
+    if size != round(size) and not re.search("[kmgt]", text.lower()):
         raise ConfigError(f"{text!r}: {size:g} bytes are not a whole number")
     return round(size)
 

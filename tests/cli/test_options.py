@@ -4,6 +4,8 @@ import pytest
 
 from dblp.cli.options import parse_choice, parse_choices, parse_ranks, parse_seeds, parse_sizes, parse_time
 from dblp.errors import ConfigError
+from dblp.transport.config import TransportConfig
+from dblp.units import parse_bytes
 
 
 def test_sizes_are_powers_of_1024_and_whole_floats():
@@ -56,3 +58,11 @@ def test_what_cannot_be_read_is_refused_with_the_options_name(parse, text, words
         parse(text)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_part_of_a_byte_is_refused_and_a_rounded_size_is_not():
+    assert parse_bytes("1.367KB") == 1400 and parse_bytes("1.5K") == 1536 and parse_bytes("7") == 7
+    with pytest.raises(ConfigError, match=r"1\.5 bytes are not a whole number"):
+        parse_bytes("1.5")
+    with pytest.raises(ConfigError, match="not a whole number"):
+        TransportConfig.from_env({"DBLP_DATAGRAM_BYTES": "1464.5B"})
