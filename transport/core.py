@@ -478,11 +478,9 @@ class Core:
         sender, receiver = self.senders[peer], self.receivers[peer]
         sender.forget_control()
         waiting = [message for message in receiver.messages.values() if message.posted]
-        if sender.messages or any(is_collective(round_of(message.id)) for message in waiting):
-            ids = [message.id for message in waiting if is_collective(round_of(message.id))] or list(
-                sender.messages
-            )
-            self.fail(left_in_round(peer, self.rank, min(ids)), tell=True)
+        collectives = [message.id for message in waiting if is_collective(round_of(message.id))]
+        if sender.messages or collectives:
+            self.fail(left_in_round(peer, self.rank, min(collectives or sender.messages)), tell=True)
             return
         for message in waiting:
             receiver.forget(message)

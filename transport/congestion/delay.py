@@ -116,9 +116,8 @@ class DelayControl:
         self._host.update(host_s)
         rtt_s = self._rtt = min(self._samples)
         host_s = self._host.value_s
-        self._judge_loss(
-            now
-        )  # what was lost with what was acknowledged before: one without the other says nothing of a share
+        # Here, and not in ``on_lost``: what one feedback tells is arrivals first, then losses, and a share needs both.
+        self._judge_loss(now)
         self._overran = now - self._overran_at < OVERRUN_S
         self._acked += acked_bytes
         if self._probe(rtt_s, now):
