@@ -17,9 +17,8 @@ def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> Mis
         theirs = round_.describe(opened.signature)
     except Exception:  # a peer's bytes may be anything
         theirs = "something that this version cannot read"
-    group, _, number = round_name(round_.key >> ROUND_BITS, round_.key & (1 << ROUND_BITS) - 1).partition(":")
     return MismatchError(
-        f"round {number} of group {group}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
+        f"{_round_in_words(round_.key)}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
         "group must call the same collectives in the same order with the same sizes, dtypes and operations",
         [rank, peer],
     )
@@ -37,15 +36,18 @@ def size_mismatch(theirs: MessageSpec, mine: MessageSpec, rank: int, peer: int) 
 
 def left_in_round(peer: int, rank: int, message: int) -> PeerError:
     """A peer closed its group, and ``message`` of a round with ``rank``, ours, is not over."""
-    key = round_of(message)
-    group, _, number = round_name(key >> ROUND_BITS, key & (1 << ROUND_BITS) - 1).partition(":")
-    what = f"round {number}" if is_collective(key) else "a transfer"
+    what = _round_in_words(round_of(message))
     return PeerError(
-        f"rank {peer} closed its group while rank {rank} was still in a round with it: {what} of group {group}. It made "
+        f"rank {peer} closed its group while rank {rank} was still in a round with it: {what}. It made "
         "fewer calls than this rank, or left after an error of its own, which its output tells; abort this group and make "
         "a new one to go on",
         [peer],
     )
+
+
+def _round_in_words(key: int) -> str:
+    group, _, number = round_name(key >> ROUND_BITS, key & (1 << ROUND_BITS) - 1).partition(":")
+    return f"{f'round {number}' if is_collective(key) else 'a transfer'} of group {group}"
 
 
 def encode_abort(error: Exception) -> bytes:
