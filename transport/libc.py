@@ -13,7 +13,9 @@ checks.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import socket
 import struct
 import sys
@@ -56,6 +58,8 @@ CMSG_HEADER_BYTES = 16
 """struct cmsghdr: len (8), level (4), type (4); data follows, padded to 8 bytes."""
 SOCKADDR_BYTES = {socket.AF_INET: 16, socket.AF_INET6: 28}
 PAGE_BYTES = 4096
+_MAPPED_BYTES = 1 << 20
+"""From here on memory is the kernel's own: a mapping costs two system calls and fresh pages."""
 
 HOLD_GIL = True
 """Call libc without releasing the GIL; False releases it around each call (tests/benchmarks/udp_port.py
@@ -105,9 +109,21 @@ def aligned(nbytes: int) -> Bytes:
     Alignment is worth a lot: on a CPU whose kernel copies by ``rep movsb`` (erms) a 64 KB super-packet took
     37 us to receive at numpy's own alignment (16 bytes past a page) and 4 us at a multiple of 64.
     """
+    if nbytes >= _MAPPED_BYTES:
+        return _mapped(nbytes)
     raw = np.zeros(nbytes + PAGE_BYTES, np.uint8)
     start = -address_of(raw) % PAGE_BYTES
     return raw[start : start + nbytes]
+
+
+def _mapped(nbytes: int) -> Bytes:
+    """Memory of the kernel's own, given back when the array goes. malloc keeps so much for its next caller from the first time
+    that it is freed, and then clears all of it for each: 17 MB of memory touched for every group that is made."""
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if advice := getattr(mmap, "MADV_HUGEPAGE", None):  # as numpy asks for its own large arrays
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(advice)
+    return np.frombuffer(memory, np.uint8)
 
 
 def address_of(array: npt.NDArray[Any]) -> int:

@@ -274,7 +274,7 @@ def test_what_follows_a_round_that_is_long_past_is_refused():
         (
             "another call",
             MismatchError,
-            r"round 0/1:1: rank . called .*0 float32.* but rank . called .*0 float32",
+            r"round 0/1:1 of group 0: rank . called .*0 float32.* but rank . called .*0 float32",
         ),
         ("none", DeadlineError, r"round 0/1:1 of group 0.*rank 1"),
         ("close", PeerError, "rank 1"),

@@ -427,3 +427,21 @@ def test_each_datagram_of_a_slab_has_its_own_time_of_arrival():
         port.close()
 
     run(asyncio.new_event_loop, main)
+
+
+def _resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * libc.PAGE_BYTES
+
+
+def test_a_receivers_arena_is_touched_by_what_arrives_and_goes_back_to_the_kernel():
+    """malloc clears what it has had back before, all 16 MiB of it, for each receiver: by 60 groups a rank held 340 MiB."""
+    nbytes = SLOTS * SLOT_BYTES
+    least = _resident_bytes()
+    for _ in range(3):
+        arena = libc.aligned(nbytes)
+        assert _resident_bytes() - least < nbytes // 4, "not touched yet"
+        assert libc.address_of(arena) % libc.PAGE_BYTES == 0 and not arena[:: libc.PAGE_BYTES].any()
+        arena[:] = 1
+        assert _resident_bytes() - least > nbytes // 2
+        del arena
+        assert _resident_bytes() - least < nbytes // 4, "given back"
