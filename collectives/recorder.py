@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dblp.errors import ConfigError
 from dblp.units import format_seconds
 
 VERSION = 2
@@ -199,6 +201,19 @@ class FlightRecorder:
             "lacks_ranks": lacking if entry.state != "done" else [],
             "messages": messages,
         }
+
+
+def check_flight_dir(folder: str) -> None:
+    """Make the folder of dumps, before something goes wrong that needs it. Raises ConfigError where nothing can be written."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"flight_dir={folder!r} (DBLP_FLIGHT_DIR): nothing can be written there ({error.strerror or error}); name a folder "
+            "that this user may write to, or none: what did not end well goes to the log then"
+        ) from None
 
 
 def write_dump(recorder: FlightRecorder, folder: Path, reason: str, number: int) -> tuple[Path, Path]:

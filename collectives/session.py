@@ -20,7 +20,7 @@ from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
 from dblp.collectives.placement import engine_processors, usable
-from dblp.collectives.recorder import write_dump
+from dblp.collectives.recorder import check_flight_dir, write_dump
 from dblp.collectives.rendezvous import Member, Roster, new_member
 from dblp.errors import DeadlineError, PeerError
 from dblp.transport.config import TransportConfig
@@ -56,8 +56,13 @@ class Session:
         """Open a port, meet the other ranks and shake hands with each; ``cleanup()`` is called on the engine
         at the end.
 
-        Raises HandshakeError, VersionError or DeadlineError, and ConfigError for an unusable interface.
+        Raises HandshakeError, VersionError or DeadlineError, and ConfigError for an unusable interface, a folder of dumps that
+        cannot be written to, or a signal that cannot be caught.
         """
+        if config.flight_signal:
+            parse_signal(config.flight_signal)  # before a socket is opened
+        if config.flight_dir:
+            check_flight_dir(config.flight_dir)
         self.rank = rank
         self.world_size = world_size
         self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
@@ -67,8 +72,6 @@ class Session:
         self._token = 0
         self._dumps = 0
         self._failed = False
-        if config.flight_signal:
-            parse_signal(config.flight_signal)  # before a socket is opened
         self._unwatch: Callable[[], None] = _nothing
         try:
             port = self.engine.run(lambda: _open(config, master, rank))
@@ -93,11 +96,14 @@ class Session:
             return
         self._dumps += 1
         try:
-            text, json = write_dump(recorder, Path(self.config.flight_dir), reason, self._dumps)
+            plain, json = write_dump(recorder, Path(self.config.flight_dir), reason, self._dumps)
         except OSError as error:
-            _log.warning("the flight recorder of rank %d could not be written: %s", self.rank, error)
+            text = recorder.to_text(reason, brief=True)  # the folder went, or is full: the report is not lost
+            _log.warning(
+                "the flight recorder of rank %d could not be written: %s\n%s", self.rank, error, text
+            )
             return
-        _log.warning("the flight recorder of rank %d is in %s and %s (%s)", self.rank, text, json, reason)
+        _log.warning("the flight recorder of rank %d is in %s and %s (%s)", self.rank, plain, json, reason)
 
     def submit(self, what: str, timeout_s: float, call: Callable[[Group], Awaitable[T]], done: Done) -> None:
         """Run ``call(group)`` on the engine, under a backstop behind its own deadline; ``done`` gets the

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dblp
+from dblp.collectives import api
 from dblp.collectives.api import Handle
 
 
@@ -73,6 +74,41 @@ def test_what_is_no_port_rank_or_size_is_refused_at_once(options, words):
         dblp.init_process_group(
             **({"master_addr": "127.0.0.1", "master_port": 1, "rank": 0, "world_size": 1} | options)
         )
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("name", ["a file", "a file/below", "/proc/below it"])
+def test_a_folder_of_dumps_that_cannot_be_is_refused_at_once(name, monkeypatch, tmp_path, port):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("DBLP_FLIGHT_DIR", str(tmp_path / name))
+    where = {"master_addr": "127.0.0.1", "master_port": port, "rank": 0, "world_size": 1}
+    with pytest.raises(
+        dblp.ConfigError, match=r"flight_dir='.*' \(DBLP_FLIGHT_DIR\): nothing can be written there"
+    ):
+        dblp.init_process_group(**where)
+    assert not dblp.is_initialized()
+    monkeypatch.setenv("DBLP_FLIGHT_DIR", str(tmp_path / "new" / "flights"))
+    dblp.init_process_group(**where)
+    dblp.destroy_process_group()
+    assert list((tmp_path / "new" / "flights").iterdir()) == []
+
+
+@pytest.mark.sockets
+def test_a_dump_that_cannot_be_written_goes_to_the_log(alone_with_dumps, caplog):
+    alone_with_dumps.rmdir()
+    alone_with_dumps.touch()  # the folder went in the meantime
+    dblp.all_reduce(np.ones(3))
+    api._session().dump_flight("to try it")
+    assert "the flight recorder of rank 0 could not be written" in caplog.text
+    assert "to try it" in caplog.text
+
+
+@pytest.fixture
+def alone_with_dumps(port, monkeypatch, tmp_path):
+    monkeypatch.setenv("DBLP_FLIGHT_DIR", str(tmp_path / "flights"))
+    dblp.init_process_group(master_addr="127.0.0.1", master_port=port, rank=0, world_size=1)
+    yield tmp_path / "flights"
+    dblp.destroy_process_group()
 
 
 @pytest.fixture
