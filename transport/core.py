@@ -94,6 +94,7 @@ class Core:
         self._told = False  # peers were told why
         self.gone: set[int] = set()
         self.closing: set[int] = set()  # peers that post no more receives
+        self.greeted_at: dict[int, float] = {}  # when a peer last said HELLO
         self._credit_bytes = max(int(facts.receive_buffer_bytes * CREDIT_SHARE), 4096)
         self._events: list[Completed] = []
         self._early_opens: dict[int, list[tuple[int, wire.Open]]] = {}
@@ -370,6 +371,15 @@ class Core:
         """Peers that have not acknowledged all that must arrive, and have not left."""
         return [peer for peer, sender in self.senders.items() if peer not in self.gone and not sender.idle()]
 
+    def unheard(self) -> list[int]:
+        """Peers that may lack this rank's last word in the handshake: they began it, and nothing but that has come of them."""
+        receivers = self.receivers.items()
+        return [
+            peer
+            for peer, each in receivers
+            if peer > self.rank and each.heard_at == float("-inf") and peer not in self.gone
+        ]
+
     def idle(self) -> bool:
         """Everything that must arrive has been acknowledged."""
         return not self._replies and not self.owing()
@@ -385,6 +395,8 @@ class Core:
         datagram = slab.datagram(at)
         header = wire.decode_header(datagram)
         cookies, ignored = self.handshake.bad_cookies, self.handshake.ignored
+        if header.type == Type.HELLO:
+            self.greeted_at[header.rank] = now
         self._replies += self.handshake.on_datagram(header, datagram[HEADER_BYTES:], slab.source(at), now)
         for reason, count in (
             (Drop.COOKIE, self.handshake.bad_cookies - cookies),

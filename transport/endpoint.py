@@ -197,8 +197,9 @@ class Endpoint:
 
     async def close(self, *, linger_s: float = 5.0, most_s: float | None = None) -> None:
         """Leave: what was sent goes on being repeated until it is acknowledged; then peers are told. A peer that owes an
-        acknowledgement is waited for as long as it may still receive, ``most_s`` in all (default: the configured ``timeout_s``);
-        one that is silent, or is closing itself, for ``linger_s``. A warning names those that were given up. Idempotent."""
+        acknowledgement, or is still in its handshake with this rank, is waited for as long as it may still receive, ``most_s``
+        in all (default: the configured ``timeout_s``); one that is silent, or is closing itself, for ``linger_s``. A warning
+        names those that were given up. Idempotent."""
         if self._closed:
             return
         await self._linger(linger_s, max(linger_s, self.config.timeout_s if most_s is None else most_s))
@@ -216,10 +217,14 @@ class Endpoint:
         begun = now = self._now()
         asked = begun  # most acknowledgements come without a question
         heard = dict.fromkeys(range(self.world_size), begun)  # when a peer last gave hope
-        while not self.core.idle() and now - begun < most_s:
-            owing = self.core.owing()
+        if unheard := self._unheard():
+            self.core.ask_to_acknowledge(unheard)
+        while (unheard or not self.core.idle()) and now - begun < most_s:
+            owing = sorted({*self.core.owing(), *unheard})
             for peer in owing:
-                if peer not in self.core.closing:
+                if peer in unheard:  # its HELLOs are all that can come of it
+                    heard[peer] = max(heard[peer], self.core.greeted_at.get(peer, begun))
+                elif peer not in self.core.closing:
                     heard[peer] = max(heard[peer], now - self.silence(peer))
             if owing and all(now - heard[peer] >= linger_s for peer in owing):
                 break
@@ -229,12 +234,21 @@ class Endpoint:
             self._pump()
             await asyncio.sleep(1e-3)
             now = self._now()
+            unheard = self._unheard()
+        if linger_s and unheard:
+            logger.warning(
+                "rank %d leaves after %.3g s although rank %s may not have finished its handshake: it is silent",
+                self.rank, now - begun, ", ".join(map(str, unheard)),
+            )  # fmt: skip
         if linger_s and self.core.failed is None and (owing := self.core.owing()):
             logger.warning(
                 "rank %d leaves after %.3g s although rank %s has not acknowledged all that was sent to it: it is silent, or "
                 "does not receive what was sent",
                 self.rank, now - begun, ", ".join(map(str, owing)),
             )  # fmt: skip
+
+    def _unheard(self) -> list[int]:
+        return self.core.unheard() if self.core.failed is None else []
 
     def _shut(self) -> None:
         self._closed = True

@@ -19,8 +19,9 @@ from typing import Any
 
 import msgpack
 
-from dblp.errors import DblpError, HandshakeError, VersionError
+from dblp.errors import DblpError, HandshakeError, PeerError, VersionError
 from dblp.transport import wire
+from dblp.transport.abort import decode_abort
 from dblp.transport.config import HEADER_BYTES
 from dblp.transport.port import Address
 from dblp.transport.wire import Type
@@ -167,9 +168,13 @@ class Handshake:
     def on_datagram(self, header: wire.Header, payload: bytes, source: Address, now: float) -> list[Reply]:
         """A handshake datagram of our session came; returns what to answer. ``error`` is set if it ends the matter.
 
-        What is not decodable, too short, or fits no attempt of ours (late repeats do that) is ``ignored`` and counted.
+        CLOSE and ABORT of a peer that has no path yet end the matter, too. What is not decodable, too short, or fits no attempt
+        of ours (late repeats do that) is ``ignored`` and counted.
         """
         peer, path = header.rank, header.path
+        if header.type in (Type.CLOSE, Type.ABORT):
+            self._on_farewell(peer, header.type, payload)
+            return []
         try:
             body = msgpack.unpackb(payload)
         except Exception:  # msgpack raises many kinds on garbage
@@ -242,6 +247,19 @@ class Handshake:
             return [Reply(Type.REFUSE, path, source, msgpack.packb({"why": why}))]
         self._prove(peer, path, body, source, now)
         return [Reply(Type.WELCOME, path, source, msgpack.packb(self.identity.to_map() | {"nonce": nonce}))]
+
+    def _on_farewell(self, peer: int, type_: int, payload: bytes) -> None:
+        """The peer leaves, or gives up. Once it has a path the group hears of that there."""
+        if peer not in self.missing() or self.error is not None:
+            self.ignored += 1
+        elif type_ == Type.ABORT:
+            self.error = decode_abort(peer, payload)
+        else:
+            self.error = PeerError(
+                f"rank {peer} left before rank {self.identity.rank} had finished its handshake with it: its process has ended, "
+                "or destroyed the group; its output tells why",
+                [peer],
+            )
 
     def _disagreement(self, peer: int, path: int, body: dict[str, Any]) -> str:
         mine, theirs = self.identity.to_map(), body

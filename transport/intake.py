@@ -26,6 +26,7 @@ OnControl = Callable[[PeerReceiver, Slab, int, int, Header, float], None]
 
 _HANDSHAKE = (Type.HELLO, Type.RETRY, Type.WELCOME, Type.REFUSE)
 _TYPES = frozenset(int(type_) for type_ in Type)
+_FAREWELLS = (Type.CLOSE, Type.ABORT)
 _BUNDLED = _TYPES - {Type.DATA, *_HANDSHAKE}
 """Types that may share a datagram."""
 
@@ -174,7 +175,10 @@ class Intake:
             self._on_handshake(slab, at, now)
             return 1
         if (header[6], header[3]) not in self._proved:
-            self._drops[Drop.NOT_CONNECTED] += 1
+            if type_ in _FAREWELLS:  # of one that does not wait for this handshake any more
+                self._on_handshake(slab, at, now)
+            else:
+                self._drops[Drop.NOT_CONNECTED] += 1
             return 1
         if type_ not in _TYPES or header[5] >= wire.BURST_DATAGRAMS or header[2] & ~wire.FLAGS_MASK:
             self._drops[Drop.TYPE] += 1

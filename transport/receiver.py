@@ -37,7 +37,7 @@ class PeerReceiver:
         backlog: Backlog,
     ) -> None:
         """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late."""
-        self.heard_at = 0.0
+        self.heard_at = float("-inf")  # when anything but the handshake came
         self.paths = [ReceivePath(index) for index in range(paths)]
         self.inbox = inbox = Inbox(config=config, drops=drops, on_duplicates=on_duplicates)
         self.feedback = feedback = OwedFeedback(self.paths, backlog)

@@ -162,6 +162,65 @@ def test_closing_lingers_until_the_peer_has_everything():
     run(main())
 
 
+async def connect_all(net: Network, world_size: int, then: Any) -> list[Any]:
+    """Each rank connects by itself and calls ``then(endpoint)`` at once; results and errors, by rank."""
+    ports = ports_of(net, world_size)
+    peers = [list(port.addresses) for port in ports]
+    config = TransportConfig(timeout_s=20.0, connect_timeout_s=60.0)
+
+    async def member(rank: int, port: Any) -> Any:
+        endpoint = await Endpoint.connect(
+            port, rank=rank, world_size=world_size, config=config, session=SESSION, peers=peers
+        )
+        return await then(endpoint)
+
+    return await asyncio.gather(*map(member, range(world_size), ports), return_exceptions=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_who_closes_at_once_leaves_nobody_behind_in_the_handshake(seed):
+    """The lower rank's WELCOME may be lost: it has done its part, and the higher one asks again."""
+
+    async def main() -> None:
+        net = Network(asyncio.get_running_loop(), seed, link=Link(impair="loss(0.4)"))
+        assert await connect_all(net, 3, lambda endpoint: endpoint.close(linger_s=2.0)) == [None] * 3
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (None, "rank 0 left before rank 1 had finished its handshake with it"),
+        (MismatchError("this does not fit", [0]), "rank 0 gave up: this does not fit"),  # unless that is lost
+    ],
+)
+def test_whose_peer_is_gone_before_the_handshake_is_over_hears_so_at_once(error, words):
+    """A crash behind ``init_process_group``: no connect timeout is waited for."""
+
+    async def leave_at_once(endpoint: Endpoint) -> None:
+        if error is not None and endpoint.rank == 0:
+            endpoint.fail(error)
+        await endpoint.close(linger_s=0.0)
+
+    async def main(seed: int) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        net = Network(loop, seed, link=Link(impair="loss(0.4)"))
+        results = await connect_all(net, 2, leave_at_once)
+        assert loop.time() < 10.0
+        return results
+
+    told = []
+    for seed in range(24):
+        first, second = run(main(seed))
+        assert first is None, "the lower rank has done its part before"
+        if second is not None:
+            assert isinstance(second, PeerError | MismatchError), second
+            told.append(str(second))
+    assert all("rank 0 left" in text or words in text for text in told)
+    assert sum(words in text for text in told) > 4
+
+
 def test_who_does_not_answer_is_named():
     async def main() -> None:
         net = network()
