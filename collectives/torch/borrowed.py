@@ -37,6 +37,7 @@ from dblp.collectives.torch.compression import (
     check_real,
     method_of,
 )
+from dblp.collectives.torch.copied import LeftBehind, forget_copied, hooks_of
 from dblp.collectives.torch.staging import take_departures
 from dblp.collectives.torch.tensors import restore_all, stage
 from dblp.collectives.torch.turns import Turns
@@ -172,7 +173,7 @@ class BorrowedGroup:
         )
 
 
-class BorrowedCompression(CompressedModel):
+class BorrowedCompression(LeftBehind, CompressedModel):
     """The compression of one model's gradients over another backend: what ``compress_ddp`` returns."""
 
     def __init__(
@@ -266,12 +267,13 @@ def compress_ddp(
         raise ConfigError(
             f"compression {method.name!r} follows phases, which dblp.attach decides: it runs on the backend 'dblp' only"
         )
-    if getattr(model, "_comm_hooks", ()):
+    if hooks_of(model):
         raise ConfigError("this model has a communication hook, and DDP takes one: wrap it anew")
     check_real(model.module)
     group = process_group or _new_group(model.process_group, timeout_s)
     check_alike(method, group.rank(), group.size(), lambda vector: _agree(vector, group))
     borrowed = BorrowedCompression(model, method, group, timeout_s)
+    forget_copied(model)
     model.register_comm_hook(borrowed, _hook)
     return borrowed
 

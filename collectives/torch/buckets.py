@@ -26,7 +26,7 @@ class BucketLayout:
     names: tuple[str, ...]
     """Names of its parameters, as ``module.named_parameters()`` gives them."""
     sizes: tuple[int, ...]
-    """Elements of each."""
+    """Elements of each in the bucket (``real_numbers``)."""
     bounds: npt.NDArray[np.int64]
     """Where each parameter begins, and the end; shape (parameters + 1,), in elements."""
     layers: npt.NDArray[np.int32]
@@ -49,7 +49,7 @@ class Layouts:
         for name, _ in named:
             places.setdefault(name.rpartition(".")[0], len(places))
         self._names = {id(parameter): name for name, parameter in named}
-        self._sizes = {name: parameter.numel() for name, parameter in named}
+        self._sizes = {name: real_numbers(parameter) for name, parameter in named}
         self._layers = {name: places[name.rpartition(".")[0]] for name, _ in named}
         self._count = len(places)
         self._known: dict[tuple[int, ...], BucketLayout] = {}
@@ -61,7 +61,7 @@ class Layouts:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Elements of each parameter, by name."""
+        """Elements of each parameter in a bucket (``real_numbers``), by name."""
         return dict(self._sizes)
 
     def of(self, bucket: GradBucket) -> BucketLayout:
@@ -86,7 +86,12 @@ class Layouts:
 
     def _make(self, parameters: Sequence[torch.Tensor]) -> BucketLayout:
         names = [self._names[id(parameter)] for parameter in parameters]
-        return self.made(names, [parameter.numel() for parameter in parameters])
+        return self.made(names, [real_numbers(parameter) for parameter in parameters])
+
+
+def real_numbers(parameter: torch.Tensor) -> int:
+    """Elements of a parameter's gradient in a bucket: DDP lays complex gradients out as pairs of real numbers."""
+    return 2 * parameter.numel() if parameter.is_complex() else parameter.numel()
 
 
 def square_norm(tensor: torch.Tensor) -> float:

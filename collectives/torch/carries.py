@@ -30,7 +30,7 @@ class Carries:
 
     def of(self, tensor: torch.Tensor, layout: BucketLayout, policy: Policy) -> Residual | None:
         """The residual of a bucket whose flat gradient is ``tensor``; None if nothing is carried. All ranks have one, or none
-        does, since all have the same policies. Complex gradients are not carried."""
+        does, since all have the same policies. Complex gradients are pairs of real numbers in ``tensor``, and carried as such."""
         return self._residual(tensor, tuple(zip(layout.names, layout.sizes, strict=True)), policy)
 
     def _residual(self, tensor: torch.Tensor, parts: Layout, policy: Policy) -> Residual | None:

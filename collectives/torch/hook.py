@@ -19,6 +19,7 @@ DDP makes anew, and stands in ``Attachment.state_dict``. Each rank saves its own
 
 # No ``from __future__ import annotations``: DDP compares the hook's annotations with the types themselves.
 
+import functools
 import logging
 import sys
 import threading
@@ -58,6 +59,7 @@ from dblp.collectives.torch.compression import (
     controller_of,
     method_of,
 )
+from dblp.collectives.torch.copied import Copied, LeftBehind, forget_copied, hooks_of
 from dblp.collectives.torch.hadamard import rotate_, unrotate_
 from dblp.collectives.torch.iteration import Iteration
 from dblp.collectives.torch.plain import differences, plain_policy, policy_from_plain
@@ -75,8 +77,9 @@ _attached: WeakSet[torch.nn.Module] = WeakSet()
 """Models that have an attachment: a model has one."""
 
 
-class Attachment:
-    """A policy on the gradients of a DDP model, and what came of it. ``policy`` may be set between steps."""
+class Attachment(LeftBehind):
+    """A policy on the gradients of a DDP model, and what came of it. ``policy`` may be set between steps. A copy of the model
+    has none."""
 
     def __init__(
         self,
@@ -314,7 +317,7 @@ class Attachment:
             self._summary = self._summary.plus(report)
             iteration.reports.append(report)
 
-    def before_forward(self, model: torch.nn.Module, _: Any) -> None:
+    def before_forward(self, model: torch.nn.Module) -> None:
         """A forward pass begins. Replicas that may drift are made equal here, where no saved tensor of a graph is in use."""
         policy = self._policy
         if policy.consistency is not Consistency.RELAXED or not policy.resync_rounds:
@@ -426,8 +429,9 @@ def attach(
         _check_lossy(method, checked, group, budget)
         compressing = ModelCompression(group, method, model.module)
     attachment = Attachment(model, group, checked, budget, optimizer, history, compressing)
+    forget_copied(model)
     model.register_comm_hook(attachment, _hook)
-    model.register_forward_pre_hook(attachment.before_forward)
+    model.register_forward_pre_hook(functools.partial(_before_forward, attachment))
     remember(model, budget)
     return attachment
 
@@ -459,6 +463,12 @@ def remember(model: torch.nn.Module, budget: BudgetController | None) -> None:
         _followed.add(budget)
 
 
+def _before_forward(attachment: Attachment | Copied, model: torch.nn.Module, _: Any) -> None:
+    """Called before each forward pass, of a copy too."""
+    if isinstance(attachment, Attachment):
+        attachment.before_forward(model)
+
+
 def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
     """Start the round of one bucket; DDP requires the parameter's name."""
     iteration, layout, policy, carry = state.begin_round(bucket)
@@ -487,8 +497,8 @@ def _hook(state: Attachment, bucket: GradBucket) -> Future[torch.Tensor]:
 def _checked(policy: object, group: DblpProcessGroup, budget: BudgetController | None) -> Policy:
     if not isinstance(policy, Policy):
         raise ConfigError(
-            f"policy is a {type(policy).__name__}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); attach takes "
-            "the name of a preset, too"
+            f"policy is a {type(policy).__name__}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); a preset has "
+            "one, dblp.preset('default').policy, and attach takes its name, too"
         )
     _check_algorithm(policy, group, budget)
     return policy
@@ -515,7 +525,7 @@ def check_others(model: torch.nn.Module, optimizer: object, history: object) -> 
         raise ConfigError(
             "this model has an attachment already; keep what the first dblp.attach returned, and set its policy to change it"
         )
-    if hooks := getattr(model, "_comm_hooks", ()):
+    if hooks := hooks_of(model):
         names = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook, _ in hooks)
         raise ConfigError(
             f"this model has the communication hook {names}, and DDP takes one: wrap it anew to attach a policy"

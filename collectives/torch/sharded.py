@@ -203,6 +203,13 @@ class ShardedAttachment(Attachment):
     def _check(self, policy: object) -> Policy:
         checked = super()._check(policy)
         check_sharded(checked)
+        loosest = checked if self._budget is None else self._budget.loosest(checked)
+        for name, parameter in self._module.named_parameters():
+            if loosest.lossy and parameter.requires_grad and parameter.is_complex():
+                raise UnsupportedError(
+                    f"parameter {name!r} is {parameter.dtype}, with fully_shard: only real gradients may lose anything there; "
+                    "use DistributedDataParallel, which lays complex ones out as real ones, or an exact policy"
+                )
         return checked
 
     def _iteration(self) -> Iteration:

@@ -3,6 +3,7 @@
 # mypy: disable-error-code="attr-defined, union-attr, arg-type, index"
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
+import copy
 import io
 import os
 import signal
@@ -136,6 +137,12 @@ def adaptive_static_on_gloo(rank, world_size, folder):
             _equal_everywhere(averages)
             assert averages.isfinite().all() and averages.any()
         compression.close()
+    copied = copy.deepcopy(model)  # leaves the compression behind, and may get one of its own
+    assert "no attachment" in repr(copied._comm_hooks)
+    _equal_everywhere(_iterate(copied, rank, 0)[1])
+    another = compress_ddp(copied, "topk(0.5)")
+    _equal_everywhere(_iterate(copied, rank, 1)[1])
+    another.close()
     dist.destroy_process_group()
 
 

@@ -4,8 +4,11 @@
 # torch.distributed's stubs miss names that it exports, and call every group and work optional.
 
 import contextlib
+import copy
+import io
 import logging
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -131,6 +134,82 @@ def lossy_modes(rank, world_size, folder):
         books.attachment.policy = Exact()
         books.step(_factor(rank, 6))
         assert books.check() == 0, f"{options}: an exact policy delivers all of it"
+    dist.destroy_process_group()
+
+
+class _Complex(torch.nn.Module):
+    """The gradient of ``wave`` is the factor in both parts, that of ``real`` the factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.real = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.wave = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH, dtype=torch.complex64))
+
+    def forward(self, factor):
+        return (self.real * factor).sum() + ((self.wave.real + self.wave.imag) * factor).sum()
+
+
+def complex_parameters(rank, world_size, folder):
+    """DDP lays complex gradients out as real ones: what is lost of them is carried, and counted, like any other."""
+    _init(rank, world_size, folder, impair="loss(0.1),seed(5)")
+    model = DistributedDataParallel(_Complex(), bucket_cap_mb=0.02)
+    attachment = attach(model, LOSSY)
+    shapes = {"real": (WIDTH, WIDTH), "wave": (WIDTH, WIDTH, 2)}
+    contributed = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    delivered = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    most = 0
+    for step in range(5):
+        model.zero_grad()
+        attachment.policy = LOSSY if step < 4 else Exact()
+        model(_factor(rank, step)).backward()
+        entries = attachment.state_dict()["carry"]["parameters"]
+        for name, shape in shapes.items():
+            factor = _factor(rank, step)
+            contributed[name] += factor if name == "real" else torch.stack([factor, factor], -1)
+            grad = getattr(model.module, name).grad
+            delivered[name] += world_size * (torch.view_as_real(grad) if grad.is_complex() else grad)
+            held = sum(
+                entries[name]["layers"] if name in entries else [], torch.zeros(torch.Size(shape).numel())
+            )
+            total = contributed[name] - held.view(shape)
+            dist.all_reduce(total)
+            assert torch.equal(total, delivered[name]), (step, name)
+            most = max(most, int(held.count_nonzero()) if name == "wave" else 0)
+    assert most > 0 and held.count_nonzero() == 0, "was carried, and is delivered"
+    loaded = attach(DistributedDataParallel(_Complex()), LOSSY)
+    loaded.load_state_dict(attachment.state_dict())
+    dist.destroy_process_group()
+
+
+def copied_models(rank, world_size, folder):
+    """Copies and pickles of an attached model are models without an attachment, which may get one of their own."""
+    _init(rank, world_size, folder, impair="loss(0.1),seed(5)")
+    for policy in (Exact(), LOSSY, replace(Bounded(0.5, consistency="relaxed", carry=None), resync_rounds=1)):
+        model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH, bias=False))
+        attachment = attach(model, policy)
+        for _ in range(2):
+            model(_factor(rank, 0)).sum().backward()
+        rounds = attachment.summary.rounds
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        averaged.update_parameters(model)
+        for copied in (copy.deepcopy(model), torch.load(file, weights_only=False), averaged.module):
+            assert "no attachment" in repr(copied._comm_hooks)
+            mean = sum(_factor(peer, 3).sum(0) for peer in range(world_size)) / world_size
+            copied.zero_grad()
+            copied(_factor(rank, 3)).sum().backward()
+            assert torch.equal(copied.module.weight.grad, mean.expand(WIDTH, WIDTH)), (
+                "exact, as without an attachment"
+            )
+            assert attachment.summary.rounds == rounds, "the original's has nothing to do with it"
+            another = attach(copied, LOSSY)
+            for step in range(2):
+                copied(_factor(rank, step)).sum().backward()
+            assert another.summary.rounds > 0 and attachment.summary.rounds == rounds
+        model(_factor(rank, 1)).sum().backward()
+        assert attachment.summary.rounds > rounds, "it goes on"
     dist.destroy_process_group()
 
 

@@ -337,6 +337,15 @@ def _refused(error, words, call):
         raise AssertionError(f"{error.__name__} was expected")
 
 
+class _Waves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wave = torch.nn.Parameter(torch.ones(8, 4, dtype=torch.complex64))
+
+    def forward(self, factor):
+        return ((self.wave.real + self.wave.imag) * factor).sum()
+
+
 def _sharded_by_fsdp1():
     return FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
 
@@ -345,6 +354,7 @@ def sharded_refusals(rank, world_size, folder):
     """What makes no sense for shards is refused in ``attach``, and leaves the model as it was."""
     _init(rank, world_size, folder)
     model = _sharded()
+    waves = fully_shard(_Waves())
     policy = Bounded(0.1, carry=None)
     for error, words, call in [
         (UnsupportedError, "nothing", lambda: attach(fully_shard(torch.nn.ReLU()))),
@@ -366,8 +376,13 @@ def sharded_refusals(rank, world_size, folder):
         (ConfigError, "history=-1", lambda: attach(model, history=-1)),
         (ConfigError, "dblp.Policy", lambda: attach(model, 0.1)),
         (UnsupportedError, "fully_shard", lambda: attach(_sharded_by_fsdp1())),
+        (UnsupportedError, "'wave' is torch.complex64", lambda: attach(waves, policy)),
     ]:
         _refused(error, words, call)
+    exact = attach(waves)
+    waves(torch.full((8, 4), 3.0 * (rank + 1))).backward()
+    assert (waves.wave.grad.to_local() == complex(1, 1) * 3 * (world_size + 1) / 2).all()
+    _refused(UnsupportedError, "only real gradients", lambda: setattr(exact, "policy", policy))
     attachment = attach(model, "default")
     _refused(ConfigError, "has an attachment already", lambda: attach(model))
     _refused(UnsupportedError, "nothing can drift", attachment.resynchronise)

@@ -14,6 +14,11 @@ def test_modes(ranks, scenario, world_size):
     ranks(scenario, world_size, timeout_s=120)
 
 
+@pytest.mark.parametrize("scenario", ["complex_parameters", "copied_models"])
+def test_models_of_other_kinds(ranks, scenario):
+    ranks(scenario, 2)
+
+
 def test_compiled(ranks):
     ranks("lossy_compiled", 2, timeout_s=200, backends=["aot_eager"])
 
