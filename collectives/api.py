@@ -382,6 +382,10 @@ def _restore(item: Any) -> None:
 
 
 def _stage(x: ArrayLike, *, arithmetic: bool = False) -> Any:
+    if isinstance(x, np.ma.MaskedArray):
+        raise UnsupportedError(
+            "a masked array cannot be sent: its mask would be lost; send x.filled(0) or the like"
+        )
     if isinstance(x, np.ndarray):
         return _Array(x)
     if type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "__torch_function__"):
@@ -418,7 +422,10 @@ def _run(
 
 def _session() -> Session:
     if _Default.session is None:
-        raise ClosedError("there is no default group; call dblp.init_process_group() first")
+        raise ClosedError(
+            "there is no default group; call dblp.init_process_group() first (a group of torch.distributed is another one: what "
+            "has it calls torch.distributed's functions)"
+        )
     return _Default.session
 
 

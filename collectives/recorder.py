@@ -203,17 +203,21 @@ class FlightRecorder:
         }
 
 
-def check_flight_dir(folder: str) -> None:
-    """Make the folder of dumps, before something goes wrong that needs it. Raises ConfigError where nothing can be written."""
+def open_flight_dir(folder: str) -> Path:
+    """Make the folder of dumps, before something goes wrong that needs it; ``~`` is a home. Raises ConfigError where nothing can
+    be written."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        place = Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
             pass
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such home
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"flight_dir={folder!r} (DBLP_FLIGHT_DIR): nothing can be written there ({error.strerror or error}); name a folder "
+            f"flight_dir={folder!r} (DBLP_FLIGHT_DIR): nothing can be written there ({why}); name a folder "
             "that this user may write to, or none: what did not end well goes to the log then"
         ) from None
+    return place
 
 
 def write_dump(recorder: FlightRecorder, folder: Path, reason: str, number: int) -> tuple[Path, Path]:

@@ -178,37 +178,41 @@ def rendezvous_by_store(
         if not absent:
             return make_roster([members[peer] for peer in range(world_size)])
         if clock() >= deadline:
-            raise absent_error(absent, world_size, place, timeout_s, _lagging(store, generation, absent))
+            raise absent_error(absent, world_size, place, timeout_s, _why(store, rank, generation, absent))
         sleep(pause)
         pause = min(2 * pause, _POLL_MOST_SECONDS)
 
 
 def absent_error(
-    absent: set[int], world_size: int, place: str, timeout_s: float, lagging: set[int] | None = None
+    absent: set[int], world_size: int, place: str, timeout_s: float, why: str = ""
 ) -> DeadlineError:
-    """The error for ranks that did not come to the rendezvous; ``lagging``: those of them that met before, the last time."""
+    """The error for ranks that did not come to the rendezvous; ``why``: what is known of the cause."""
     listed = list_ranks(absent)
     verb = "has" if len(absent) == 1 else "have"
     return DeadlineError(
         f"{listed} of {world_size} {verb} not come to the rendezvous at {place} within {timeout_s:g} s; "
         "are they started, with the same world size, and is the port open to them? "
-        "(DBLP_CONNECT_TIMEOUT_S raises the limit)" + _restarted(lagging),
+        "(DBLP_CONNECT_TIMEOUT_S raises the limit)" + why,
         absent,
     )
 
 
-def _restarted(lagging: set[int] | None) -> str:
-    if not lagging:
-        return ""
-    return (
-        f". {list_ranks(lagging).capitalize()} came the time before, and not again: if this rank alone was restarted, "
-        "restart all ranks"
-    )
-
-
-def _lagging(store: Store, generation: int, absent: set[int]) -> set[int]:
-    """Ranks that have not come this time, but did the time before."""
-    return {peer for peer in absent if generation > 1 and store.check([_key(generation - 1, peer)])}
+def _why(store: Store, rank: int, generation: int, absent: set[int]) -> str:
+    """What the store tells of ranks that have not come: whether they came the time before, or this rank is there twice."""
+    if store.add(f"dblp/generation/{rank}", 0) != generation:
+        return f". Another process has come as rank {rank} since: give each process a RANK of its own"
+    lagging = {peer for peer in absent if generation > 1 and store.check([_key(generation - 1, peer)])}
+    if lagging:
+        return (
+            f". {list_ranks(lagging).capitalize()} came the time before, and not again: if this rank alone was restarted, "
+            "restart all ranks"
+        )
+    if generation > 1:
+        return (
+            f". A process came as rank {rank} before this one, and met none of them either: was RANK={rank} given to two "
+            "processes?"
+        )
+    return ""
 
 
 def list_ranks(ranks: set[int] | Sequence[int], most: int = 16) -> str:

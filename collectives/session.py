@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from dblp.collectives.engine import Done, Engine, acquire_engine, release_engine
 from dblp.collectives.flight_signal import parse_signal, watch
 from dblp.collectives.group import Group
 from dblp.collectives.placement import engine_processors, usable
-from dblp.collectives.recorder import check_flight_dir, write_dump
+from dblp.collectives.recorder import open_flight_dir, write_dump
 from dblp.collectives.rendezvous import Member, Roster, new_member
 from dblp.errors import DeadlineError, PeerError
 from dblp.transport.config import TransportConfig
@@ -61,8 +60,7 @@ class Session:
         """
         if config.flight_signal:
             parse_signal(config.flight_signal)  # before a socket is opened
-        if config.flight_dir:
-            check_flight_dir(config.flight_dir)
+        self._flights = open_flight_dir(config.flight_dir) if config.flight_dir else None
         self.rank = rank
         self.world_size = world_size
         self.engine = acquire_engine(switch_interval_s=config.switch_interval_s)
@@ -91,12 +89,12 @@ class Session:
         """Write the flight recorder's text and JSON, of all groups, into the configured folder, or what did not end well to the
         log."""
         recorder = self.group.flight_recorder
-        if not self.config.flight_dir:
+        if self._flights is None:
             _log.warning("%s", recorder.to_text(reason, brief=True))
             return
         self._dumps += 1
         try:
-            plain, json = write_dump(recorder, Path(self.config.flight_dir), reason, self._dumps)
+            plain, json = write_dump(recorder, self._flights, reason, self._dumps)
         except OSError as error:
             text = recorder.to_text(reason, brief=True)  # the folder went, or is full: the report is not lost
             _log.warning(

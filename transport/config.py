@@ -186,6 +186,13 @@ def _check_path_choice(name: str) -> None:
         raise ConfigError(f"path_choice={name!r}: known are {', '.join(map(repr, REGISTRY))}")
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number is needed") from None
+
+
 def _read(variable: str, text: str, name: str, default: Any) -> Any:
     convert: Callable[[str], Any] = str
     if name.endswith("_s"):
@@ -195,7 +202,7 @@ def _read(variable: str, text: str, name: str, default: Any) -> Any:
     elif name.endswith("_bps"):
         convert = parse_bps
     elif isinstance(default, int):
-        convert = int
+        convert = _whole
     try:
         return convert(text)
     except ValueError as error:

@@ -94,6 +94,22 @@ def test_a_folder_of_dumps_that_cannot_be_is_refused_at_once(name, monkeypatch, 
 
 
 @pytest.mark.sockets
+def test_the_folder_of_dumps_may_be_below_the_home(monkeypatch, tmp_path, port):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DBLP_FLIGHT_DIR", "~/flights")
+    dblp.init_process_group(master_addr="127.0.0.1", master_port=port, rank=0, world_size=1)
+    api._session().dump_flight("to try it")
+    dblp.destroy_process_group()
+    assert sorted(path.suffix for path in (tmp_path / "flights").iterdir()) == [".json", ".txt"]
+
+
+@pytest.mark.sockets
+def test_a_masked_array_is_refused(alone):
+    with pytest.raises(dblp.UnsupportedError, match=r"its mask would be lost; send x.filled\(0\)"):
+        dblp.all_reduce(np.ma.masked_array([1.0, 2.0], [False, True]))
+
+
+@pytest.mark.sockets
 def test_a_dump_that_cannot_be_written_goes_to_the_log(alone_with_dumps, caplog):
     alone_with_dumps.rmdir()
     alone_with_dumps.touch()  # the folder went in the meantime

@@ -112,6 +112,31 @@ def test_a_rank_that_was_restarted_alone_is_told_so():
     assert caught.value.ranks == (0,)
 
 
+class DoubledStore(DictStore):
+    """Another process comes as rank 0 while the first one waits there."""
+
+    second = ""
+
+    def check(self, keys):
+        if not self.second and keys == ["dblp/1/member/1"]:
+            self.second = "began"
+            with pytest.raises(DeadlineError) as caught:
+                meet(self, 0, 4)
+            self.second = str(caught.value)
+        return super().check(keys)
+
+
+def test_two_processes_of_one_rank_are_both_told_so():
+    """Each waits for a meeting of its own number."""
+    store = DoubledStore()
+    with pytest.raises(
+        DeadlineError, match="Another process has come as rank 0 since: give each process a RANK"
+    ):
+        meet(store, 0, 4)
+    assert "A process came as rank 0 before this one" in store.second
+    assert "was RANK=0 given to two processes?" in store.second
+
+
 class GoneStore(DictStore):
     """Its server dies at the ``left``-th call from now."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dblp.errors import ConfigError
 from dblp.transport import config
 from dblp.transport.config import OTHER_VARIABLES, TransportConfig
 
@@ -70,3 +71,9 @@ def test_every_variable_that_some_part_reads_is_known():
     fields = {f"DBLP_{name.upper()}" for name in TransportConfig.__dataclass_fields__}
     assert names <= fields | OTHER_VARIABLES
     assert names >= OTHER_VARIABLES and len(names) > 2
+
+
+@pytest.mark.parametrize("text", ["2.5", "two", "1e3"])
+def test_what_is_no_whole_number_is_told_in_words(text):
+    with pytest.raises(ConfigError, match=f"DBLP_PATHS='{text}': a whole number is needed"):
+        TransportConfig.from_env({"DBLP_PATHS": text})

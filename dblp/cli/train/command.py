@@ -133,7 +133,7 @@ def _train(plan: TrainPlan, picture: Path, json: Path | None) -> None:
     samples = len(load(plan.data, plan.folder).train_targets)
     if samples < plan.batch:
         raise ConfigError(f"--batch {plan.batch}: {plan.data} has only {samples} training samples")
-    console.print(_headline(plan, samples), highlight=False)
+    console.print(_headline(plan, samples), highlight=False, soft_wrap=True)
     outcomes = run(plan, console)
     print_whole(console, summary_table(outcomes))
     for line in (perplexities(outcomes), sizes(outcomes), verdict(outcomes)):
