@@ -11,6 +11,7 @@ one process, and the addresses of an earlier generation must not be read.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import time
@@ -71,6 +72,8 @@ class Member:
     """Names the network stack: kernel boot and network namespace. Loopback addresses hold only within one."""
     processors: str = ""
     """Names the machine and the processors that the rank may use, see ``placement``; empty: not known."""
+    pid: int = 0
+    """Its process, for messages to people; 0: not known."""
 
     def encode(self) -> bytes:
         """As a msgpack map."""
@@ -125,6 +128,7 @@ def new_member(
         host=socket.gethostname(),
         host_key=_host_key(),
         processors=processors_key(),
+        pid=os.getpid(),
     )
 
 
@@ -178,7 +182,7 @@ def rendezvous_by_store(
         if not absent:
             return make_roster([members[peer] for peer in range(world_size)])
         if clock() >= deadline:
-            raise absent_error(absent, world_size, place, timeout_s, _why(store, rank, generation, absent))
+            raise absent_error(absent, world_size, place, timeout_s, _why(store, own, absent))
         sleep(pause)
         pause = min(2 * pause, _POLL_MOST_SECONDS)
 
@@ -197,8 +201,9 @@ def absent_error(
     )
 
 
-def _why(store: Store, rank: int, generation: int, absent: set[int]) -> str:
+def _why(store: Store, own: Member, absent: set[int]) -> str:
     """What the store tells of ranks that have not come: whether they came the time before, or this rank is there twice."""
+    rank, generation = own.rank, own.generation
     if store.add(f"dblp/generation/{rank}", 0) != generation:
         return f". Another process has come as rank {rank} since: give each process a RANK of its own"
     lagging = {peer for peer in absent if generation > 1 and store.check([_key(generation - 1, peer)])}
@@ -207,12 +212,15 @@ def _why(store: Store, rank: int, generation: int, absent: set[int]) -> str:
             f". {list_ranks(lagging).capitalize()} came the time before, and not again: if this rank alone was restarted, "
             "restart all ranks"
         )
-    if generation > 1:
-        return (
-            f". A process came as rank {rank} before this one, and met none of them either: was RANK={rank} given to two "
-            "processes?"
-        )
-    return ""
+    if generation == 1 or not store.check([_key(generation - 1, rank)]):
+        return ""
+    before = Member.decode(bytes(store.get(_key(generation - 1, rank))))
+    if (before.host_key, before.pid) == (own.host_key, own.pid):
+        return ""  # it tries again
+    return (
+        f". Process {before.pid} on {before.host} came as rank {rank} before this one, and met none of them either: was "
+        f"RANK={rank} given to two processes, or is the store that of an earlier run?"
+    )
 
 
 def list_ranks(ranks: set[int] | Sequence[int], most: int = 16) -> str:

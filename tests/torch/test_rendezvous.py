@@ -1,6 +1,8 @@
 """The rendezvous through a key-value store, on a dictionary and a fake clock."""
 
+import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -121,7 +123,7 @@ class DoubledStore(DictStore):
         if not self.second and keys == ["dblp/1/member/1"]:
             self.second = "began"
             with pytest.raises(DeadlineError) as caught:
-                meet(self, 0, 4)
+                meet(self, 0, 4, make=partial(member, pid=1))
             self.second = str(caught.value)
         return super().check(keys)
 
@@ -133,8 +135,15 @@ def test_two_processes_of_one_rank_are_both_told_so():
         DeadlineError, match="Another process has come as rank 0 since: give each process a RANK"
     ):
         meet(store, 0, 4)
-    assert "A process came as rank 0 before this one" in store.second
-    assert "was RANK=0 given to two processes?" in store.second
+    assert f"Process {os.getpid()} on " in store.second and "came as rank 0 before this one" in store.second
+    assert "was RANK=0 given to two processes" in store.second
+
+
+def test_who_tries_again_is_not_taken_for_another():
+    store = DictStore()
+    for _ in range(3):
+        with pytest.raises(DeadlineError, match=r"raises the limit\)$"):
+            meet(store, 0, 4)
 
 
 class GoneStore(DictStore):
