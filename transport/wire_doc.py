@@ -44,6 +44,10 @@ growing distances until it is answered. The lower one holds no state for it: it 
 source address and the nonce. HELLO with this cookie proves the address, and is answered by WELCOME, or by REFUSE if the two do
 not fit together. A HELLO is padded to {handshake.HELLO_BYTES} bytes of payload and a shorter one is ignored, so no answer to
 an unproved address is longer than what asked for it.
+
+The lower rank is done when it sends WELCOME, which may be lost: it answers HELLOs for as long as it lives, and one that leaves
+waits for a sign of life (PING) of each higher rank. CLOSE or ABORT of a peer that has no proved path yet ends the handshake with
+an error.
 """
 
 _TAILS = {
