@@ -498,7 +498,7 @@ def _checked(policy: object, group: DblpProcessGroup, budget: BudgetController |
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"policy is a {type(policy).__name__}: use a dblp.Policy, such as dblp.Bounded(0.1) or dblp.Exact(); a preset has "
-            "one, dblp.preset('default').policy, and attach takes its name, too"
+            "one, dblp.preset('default').policy, and attach takes the name of a preset, too"
         )
     _check_algorithm(policy, group, budget)
     return policy
