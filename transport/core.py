@@ -287,6 +287,11 @@ class Core:
             self.senders[peer].queue_control(Control(Type.CLOSING, 0))
         self.ping(peers)
 
+    def welcome_again(self, peers: Sequence[int]) -> None:
+        """Repeat the last word of the handshake, and ask for signs of life."""
+        self._replies += self.handshake.welcomes(peers)
+        self.ask_to_acknowledge(peers)
+
     def say_goodbye(self) -> None:
         """Queue CLOSE for all peers that have not acknowledged it. A rank that leaves because a peer gave up says so first: the
         peer's own word may still be on its way to others, who would take the leaving for the cause."""

@@ -40,6 +40,8 @@ BLOCKED_RETRY_S = 1e-3
 CLOSE_REPEATS = 16
 """Times that CLOSE is said at most, ``CLOSE_GAP_S`` apart, to peers that have not acknowledged it: they may have left too."""
 CLOSE_GAP_S = 2e-3
+WELCOME_GAP_S = 0.05
+"""Distance at which a closing rank repeats the last word of a handshake to peers that may lack it."""
 LINGER_ASK_SHARE = 0.2
 """Share of ``linger_s`` after which a closing rank asks those that owe it an acknowledgement again: a few may be lost."""
 
@@ -217,8 +219,7 @@ class Endpoint:
         begun = now = self._now()
         asked = begun  # most acknowledgements come without a question
         heard = dict.fromkeys(range(self.world_size), begun)  # when a peer last gave hope
-        if unheard := self._unheard():
-            self.core.ask_to_acknowledge(unheard)
+        unheard, welcomed = self._unheard(), float("-inf")
         while (unheard or not self.core.idle()) and now - begun < most_s:
             owing = sorted({*self.core.owing(), *unheard})
             for peer in owing:
@@ -228,6 +229,9 @@ class Endpoint:
                     heard[peer] = max(heard[peer], now - self.silence(peer))
             if owing and all(now - heard[peer] >= linger_s for peer in owing):
                 break
+            if unheard and now - welcomed >= WELCOME_GAP_S:
+                welcomed = now
+                self.core.welcome_again(unheard)
             if now - asked >= linger_s * LINGER_ASK_SHARE:
                 asked = now
                 self.core.ask_to_acknowledge(owing)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,7 @@ class Handshake:
         self._grace_over = False
         self._secret = secret
         self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._welcomes: dict[tuple[int, int], Reply] = {}
         for peer, paths in enumerate(addresses):
             if peer < identity.rank:
                 for path, address in enumerate(paths[: identity.paths]):
@@ -164,6 +165,10 @@ class Handshake:
                 attempt.gap = min(2 * attempt.gap, MAX_RETRY_S)
                 due.append(Reply(Type.HELLO, path, attempt.address, self._hello(attempt)))
         return due
+
+    def welcomes(self, peers: Collection[int]) -> list[Reply]:
+        """What ``peers`` were answered last, to be said again: it may have been lost."""
+        return [reply for (peer, _), reply in self._welcomes.items() if peer in peers]
 
     def on_datagram(self, header: wire.Header, payload: bytes, source: Address, now: float) -> list[Reply]:
         """A handshake datagram of our session came; returns what to answer. ``error`` is set if it ends the matter.
@@ -246,7 +251,9 @@ class Handshake:
             )
             return [Reply(Type.REFUSE, path, source, msgpack.packb({"why": why}))]
         self._prove(peer, path, body, source, now)
-        return [Reply(Type.WELCOME, path, source, msgpack.packb(self.identity.to_map() | {"nonce": nonce}))]
+        welcome = Reply(Type.WELCOME, path, source, msgpack.packb(self.identity.to_map() | {"nonce": nonce}))
+        self._welcomes[peer, path] = welcome
+        return [welcome]
 
     def _on_farewell(self, peer: int, type_: int, payload: bytes) -> None:
         """The peer leaves, or gives up. Once it has a path the group hears of that there."""

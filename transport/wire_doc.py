@@ -46,8 +46,8 @@ not fit together. A HELLO is padded to {handshake.HELLO_BYTES} bytes of payload 
 an unproved address is longer than what asked for it.
 
 The lower rank is done when it sends WELCOME, which may be lost: it answers HELLOs for as long as it lives, and one that leaves
-waits for a sign of life (PING) of each higher rank. CLOSE or ABORT of a peer that has no proved path yet ends the handshake with
-an error.
+repeats WELCOME and PING until it has a sign of life of each higher rank. CLOSE or ABORT of a peer that has no proved path yet
+ends the handshake with an error.
 """
 
 _TAILS = {
