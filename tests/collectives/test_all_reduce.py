@@ -114,6 +114,27 @@ def test_the_same_bits_on_all_ranks_and_in_every_order_of_arrival(algorithm, wor
     assert len(results) == 1
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_nan_is_nan_on_all_ranks(algorithm, name):
+    """In MIN and MAX too, whichever rank has it: gloo's ranks may end with different values there."""
+    storage = DTYPES[name].storage
+
+    async def member(group):
+        results = []
+        for op in ("min", "max", "sum", "avg"):
+            wide = np.full(2000, group.rank, np.float32)
+            wide[group.rank :: 7] = np.nan
+            array = narrow_bfloat16(wide) if name == "bfloat16" else wide.astype(storage)
+            await group.all_reduce(array, op, algorithm=algorithm, dtype=name)
+            results.append(np.isnan(widen_bfloat16(array) if name == "bfloat16" else array))
+        return results
+
+    wanted = np.arange(2000) % 7 < 3
+    for results in run_memory(member, 3):
+        assert all((found == wanted).all() for found in results)
+
+
 def test_direct_and_flat_sum_in_rank_order():
     parts = [np.random.default_rng(rank).standard_normal(3000).astype(np.float32) for rank in range(5)]
     wanted = ((((parts[0] + parts[1]) + parts[2]) + parts[3]) + parts[4]) / np.float32(5)
