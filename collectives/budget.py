@@ -54,6 +54,8 @@ DBLP_LOW = 0.008
 """P_low of EfficientNetB0, AlexNet and GPT-2-S in DBLP, table I; ResNet50 has 0.024."""
 DBLP_STEP = 0.40
 """P_high - P_low in DBLP."""
+STATE_VERSION = 1
+"""Of what ``BudgetController.state_dict`` gives."""
 _FULL = 1.0
 """The cap's share at which it does not limit."""
 _NEGLIGIBLE_SHARE = 1 / 64
@@ -359,7 +361,7 @@ class BudgetController:
     def state_dict(self) -> dict[str, Any]:
         """All that decisions depend on, as plain values."""
         return {
-            "version": 1,
+            "version": STATE_VERSION,
             "iteration": self._iteration,
             "epoch": self._epoch,
             "new_epoch": self._new_epoch,
@@ -378,6 +380,10 @@ class BudgetController:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what ``state_dict`` gave; raises ConfigError if it is not usable here."""
         try:
+            if state["version"] != STATE_VERSION:
+                raise ConfigError(
+                    f"a state of a BudgetController of version {state['version']!r}; this version reads {STATE_VERSION}"
+                )
             phases = Phases.from_state(state["phases"])
             due, cap_due = (bool(value) for value in state["due"])
             norms, lost = _Squares(*state["norms"]), _Lost(*state["lost"])

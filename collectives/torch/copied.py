@@ -22,6 +22,8 @@ class Copied:
 class LeftBehind:
     """Base of what a model's copy leaves behind."""
 
+    __slots__ = ()
+
     def __reduce__(self) -> tuple[type[Copied], tuple[()]]:
         """For ``copy`` and ``pickle``."""
         return Copied, ()

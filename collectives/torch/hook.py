@@ -81,6 +81,11 @@ class Attachment(LeftBehind):
     """A policy on the gradients of a DDP model, and what came of it. ``policy`` may be set between steps. A copy of the model
     has none."""
 
+    __slots__ = (  # so that a misspelt ``attachment.polisy = ...`` is an error
+        "_budget", "_carries", "_group", "_iterations", "_layouts", "_lock", "_model", "_module", "_optimizer", "_policy",
+        "_priorities", "_reports", "_rounds", "_running", "_summary", "_synced_at", "compression",
+    )  # fmt: skip
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -238,6 +243,11 @@ class Attachment(LeftBehind):
         if RANKS in state:
             state = share_of(state, *self.place)
         try:
+            if int(state["version"]) > STATE_VERSION:
+                raise ConfigError(
+                    f"a state of dblp.attach of version {state['version']!r}: a later dblp wrote it; this one reads up to "
+                    f"{STATE_VERSION}: install the later one"
+                )
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
             budget, carry, compression = state["budget"], state["carry"], state.get("compression")

@@ -142,6 +142,8 @@ class BoundedReduceScatter(ReduceScatter):
 class ShardedAttachment(Attachment):
     """A policy on the gradients of a model of ``fully_shard``, and what came of it."""
 
+    __slots__ = ("_part_priorities", "_shards", "_told")
+
     def __init__(
         self,
         model: torch.nn.Module,

@@ -354,12 +354,19 @@ def misused(rank, world_size, folder):
         ("no detector", lambda: attachment.note(metric=0.5)),
         ("attach has a budget", lambda: attachment.load_state_dict(plain.state_dict())),
         ("the state has a budget", lambda: plain.load_state_dict(attachment.state_dict())),
-        ("it has no 'policy'", lambda: plain.load_state_dict({})),
+        ("it has no 'version'", lambda: plain.load_state_dict({})),
+        ("it has no 'policy'", lambda: plain.load_state_dict({"version": 5})),
+        ("of version 99: a later dblp", lambda: plain.load_state_dict({**plain.state_dict(), "version": 99})),
+        (
+            "BudgetController of version 99",
+            lambda: taken.load_state_dict({**taken.state_dict(), "version": 99}),
+        ),
         ("no state of dblp.attach, but a NoneType", lambda: plain.load_state_dict(None)),
         ("no policy", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"budget": 2.0}})),
         ("no odd", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"odd": 1}})),
     ]:
         _raises(ConfigError, words, call)
+    _raises(AttributeError, "polisy", lambda: setattr(attachment, "polisy", Bounded(0.1)))
     _forgotten_rate(rank)
     _different_epochs(rank)
     dist.destroy_process_group()
