@@ -185,7 +185,14 @@ def all_reduce(
     timeout_s: float | None = None,
 ) -> Any:
     """Reduce ``x`` over all ranks, in place. A ``policy`` may let a floating sum or average lose chunks; ``carry`` keeps
-    what was lost of this rank's part for the next call with it (see ``Group.all_reduce``)."""
+    what was lost of this rank's part for the next call with it (see ``Group.all_reduce``). Raises what that raises, ConfigError
+    for a ``carry`` that is no Residual, and UnsupportedError for a policy with ``hadamard``."""
+    _check_policy(policy)
+    if carry is not None and not isinstance(carry, Residual):
+        raise ConfigError(
+            f"carry={carry!r}: a Residual(x.size) of dblp.collectives.carry is needed, kept from call to call; how it is bounded "
+            "says the policy's own carry="
+        )
     item = _stage(x, arithmetic=True)
 
     def call(group: Group) -> Awaitable[Report]:
@@ -211,7 +218,9 @@ def reduce_scatter(
     async_op: bool = False,
     timeout_s: float | None = None,
 ) -> Any:
-    """Reduce each rank's part of ``input`` over all ranks into that rank's ``output``."""
+    """Reduce each rank's part of ``input`` over all ranks into that rank's ``output``. Raises UnsupportedError for a policy with
+    ``hadamard``."""
+    _check_policy(policy)
     target, sources = _stage(output, arithmetic=True), _stage_parts(input, arithmetic=True)
 
     def call(group: Group) -> Awaitable[Report]:
@@ -220,6 +229,14 @@ def reduce_scatter(
         )
 
     return _run("reduce_scatter", call, [target], async_op, timeout_s)
+
+
+def _check_policy(policy: object) -> None:
+    if isinstance(policy, Policy) and policy.hadamard:
+        raise UnsupportedError(
+            "a policy with hadamard=True: dblp.attach rotates gradients, dblp.all_reduce and reduce_scatter do not; use "
+            "dataclasses.replace(policy, hadamard=False)"
+        )
 
 
 def reduce(

@@ -108,8 +108,9 @@ class Budgets:
     """The same in a tolerant phase."""
 
     def __post_init__(self) -> None:
-        for name, value in (("low", self.low), ("high", self.high)):
-            if not isinstance(value, Real):
+        for name in ("low", "high", "gather_low", "gather_high"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) and not (value is None and name.startswith("gather")):
                 raise ConfigError(f"{name}={value!r}: a share is needed, a number in [0, 1)")
         if not 0.0 <= self.low <= self.high < 1.0:
             raise ConfigError(f"low={self.low!r}, high={self.high!r}: shares with 0 <= low <= high < 1")
@@ -149,6 +150,10 @@ class EnergyCap:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not isinstance(self.interval, Interval):
+            raise ConfigError(
+                f"interval={self.interval!r}: use dblp.Interval(epochs=1) or dblp.Interval(iterations=...)"
+            )
         if not isinstance(self.limit, Real) or not 0.0 < self.limit < 1.0:
             raise ConfigError(f"limit={self.limit!r}: a share of the gradient's energy in (0, 1)")
         if not 0.0 < self.decrease < 1.0 or not 0.0 < self.increase <= 1.0:
@@ -173,6 +178,12 @@ class BudgetController:
     first check misses what the other ranks lost before it.
     """
 
+    __slots__ = (  # so that a misspelt setting is an error
+        "__weakref__", "_cap_due", "_due", "_epoch", "_epoch_named", "_iteration", "_layer_norms", "_lost", "_made",
+        "_new_epoch", "_norm_needs", "_norms", "_notes", "_phases", "_request", "_share", "average_norms", "budgets",
+        "cap", "detector", "interval", "layers",
+    )  # fmt: skip
+
     def __init__(
         self,
         detector: Detector,
@@ -189,6 +200,8 @@ class BudgetController:
         to compute in each iteration. Raises ConfigError for what is none of these.
         """
         _check_kinds(detector, budgets, layers or {}, interval, cap)
+        if not isinstance(average_norms, bool):
+            raise ConfigError(f"average_norms={average_norms!r}: True or False is needed")
         self.detector = detector
         self.budgets = budgets
         self.layers = dict(layers or {})
@@ -248,6 +261,15 @@ class BudgetController:
             gather_budget=None,
         )
 
+    def check_base(self, base: Policy) -> None:
+        """Raises ConfigError for a policy under which these budgets mean something else than they say."""
+        gathers = any(found.gather_high is not None for found in (self.budgets, *self.layers.values()))
+        if gathers and base.consistency is Consistency.EXACT:
+            raise ConfigError(
+                "Budgets(gather_low=..., gather_high=...) with consistency='exact', which loses nothing on the gather leg: leave "
+                "them out, or use consistency='agreed'"
+            )
+
     def check_names(self, names: Sequence[str]) -> None:
         """Raises ConfigError if a pattern of ``layers`` fits none of the model's parameters: a budget that nothing gets."""
         for pattern in self.layers:
@@ -292,10 +314,13 @@ class BudgetController:
         ]:
             if value is not None and need not in self.detector.needs:
                 raise ConfigError(f"{name}={value!r}: no detector of this controller looks at it")
-        if learning_rate is not None:
-            self._notes["learning_rate"] = float(learning_rate)
-        if metric is not None:
-            self._notes["metric"] = float(metric)
+        for name, number in (("learning_rate", learning_rate), ("metric", metric)):
+            if number is None:
+                continue
+            try:
+                self._notes[name] = float(number)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{name}={number!r}: a number is needed") from None
         if phase is not None:
             self._request = parse_phase(phase)
 
@@ -349,7 +374,7 @@ class BudgetController:
             )
             self._lost = _Lost()
         if self._due:
-            before, self._phases = self._phases, self.detector.check(seen)
+            before, self._phases = self._phases, self._checked(seen)
             self._forget()
             if before.model is not self._phases.model:
                 _log.info("%s from iteration %d on", self._phases.model.value, self._iteration + 1)
@@ -404,6 +429,15 @@ class BudgetController:
         self._made.clear()
 
     # inside
+
+    def _checked(self, seen: Observation) -> Phases:
+        found = self.detector.check(seen)
+        if not isinstance(found, Phases):
+            raise ConfigError(
+                f"{type(self.detector).__name__}.check() returned {found!r}: it must return Phases of dblp.collectives.phases, "
+                "such as Phases(dblp.Phase.CRITICAL)"
+            )
+        return found
 
     def _make(self, base: Policy, names: tuple[str, ...]) -> Policy:
         pairs = [self._budgets_of(name, base) for name in names]
@@ -496,9 +530,17 @@ def dblp_controller(low: float = DBLP_LOW, step: float = DBLP_STEP, eta: float =
 
 def _check_kinds(detector: Any, budgets: Any, layers: Any, interval: Any, cap: Any) -> None:
     """Raise ConfigError for an argument of ``BudgetController`` of a wrong type: it would speak up in training."""
+    if not isinstance(layers, Mapping):
+        raise ConfigError(
+            f"layers={layers!r}: dblp.Budgets by name pattern are needed, as in {{'classifier.*': dblp.Budgets(...)}}"
+        )
     wanted: list[tuple[str, Any, type | tuple[type, ...], str]] = [
         ("detector", detector, Detector, "a detector, such as dblp.NormChange()"),
         ("budgets", budgets, Budgets, "dblp.Budgets(low=..., high=...)"),
+        *(
+            ("a pattern of layers", name, str, "a parameter's name, with * and ?, as in 'classifier.*'")
+            for name in layers
+        ),
         *(
             (f"layers[{name!r}]", found, Budgets, "dblp.Budgets for each pattern")
             for name, found in layers.items()

@@ -125,7 +125,7 @@ def describe(signature: bytes) -> str:
     if budget:
         words.append(f"with a budget of {budget:.6g}")
     if budget or (named, numbers) != _policy_codes(Policy()):
-        words.append(f"under {_policy_names(named)} (numbers {numbers:08x})")
+        words.append(f"under {_policy_names(named)} ({_NUMBERS}: digest {numbers:08x})")
     if sizes:
         what = "options of its own" if collective == Collective.ALL_REDUCE else "parts of unequal sizes"
         words.append(f"with {what} (digest {sizes:016x})")
@@ -142,6 +142,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "hadamard": ("off", "on"),
 }
 """What a policy has by name, in the order of the digits of their code, each with as many values as it has names."""
+_NUMBERS = "gather_budget, stop_after_s, resync_rounds, critical_share and the numbers of carry"
+"""What a policy has by number, of which a signature has no more than a digest."""
 
 
 @functools.lru_cache(maxsize=256)

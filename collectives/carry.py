@@ -53,6 +53,7 @@ from dblp.collectives.pieces import (
 )  # fmt: skip
 from dblp.collectives.reduction import DType, Op, energy, narrow_bfloat16, widen_bfloat16
 from dblp.errors import ConfigError
+from dblp.transport.fields import is_whole
 from dblp.transport.policy import Carry, CarryBound
 
 Array = npt.NDArray[Any]
@@ -108,8 +109,12 @@ class Residual:
         """``size``: elements of the gradient; ``dtype``: float32, or float64 for gradients of that type. ``on_discard`` is told
         what each round discards (``size`` elements). Memory: nothing until something is lost; then the pieces that are carried
         (those of each round apart under ``CarryBound.AGE``), one array of the gradient's size until a round loses nothing, and
-        one for velocities. Raises ConfigError for another type."""
-        self.size = size
+        one for velocities. Raises ConfigError for another type, or for what is no size."""
+        if not is_whole(size) or size < 0:
+            raise ConfigError(
+                f"size={size!r}: the number of the gradient's elements, as in Residual(gradient.size)"
+            )
+        self.size = int(size)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(

@@ -205,6 +205,11 @@ class PathEstimate:
 class JointController(BudgetController):
     """Decides budget and ratio for the rounds of a model that ``joint`` compresses. ``state_dict`` as of ``BudgetController``."""
 
+    __slots__ = (
+        "_bias", "_check_due", "_choice", "_estimate", "_expected", "_heard", "_running", "allowed", "caps", "check",
+        "compress_s_per_melem", "predicted_s",
+    )  # fmt: skip
+
     def __init__(
         self,
         detector: Detector,

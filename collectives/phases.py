@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dblp.errors import ConfigError
+from dblp.transport.fields import is_number, is_whole
 
 ETA = 0.5
 """Relative change of the gradient's norm from which an interval is critical (Accordion, section 4; DBLP)."""
@@ -124,6 +125,8 @@ class Phases:
 class Detector(ABC):
     """Tells phases. ``a | b`` is critical where either is."""
 
+    __slots__ = ()  # a misspelt setting of one of those below is an error; yours may have any attributes
+
     needs: Needs = Needs.NOTHING
     """What its observations must contain."""
 
@@ -145,10 +148,14 @@ class Detector(ABC):
             )
         try:
             self._load(state)
+        except ConfigError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of {kind}: {error!r}") from None
 
     def __or__(self, other: Detector) -> AnyOf:
+        if not isinstance(other, Detector):
+            return NotImplemented
         return AnyOf(*_members(self), *_members(other))
 
     def _state(self) -> dict[str, Any]:
@@ -165,11 +172,13 @@ class NormChange(Detector):
     of scaled gradients) changes nothing.
     """
 
+    __slots__ = ("_phases", "_previous", "eta", "needs")
+
     def __init__(self, eta: float = ETA, *, layers: bool = False) -> None:
         """``layers``: each parameter by itself (Accordion), and the model critical while one of them is; else the whole model
         (DBLP). Raises ConfigError unless eta is above 0."""
-        if not eta > 0.0 or not math.isfinite(eta):
-            raise ConfigError(f"eta={eta!r}: a relative change above 0, such as {ETA:g}")
+        check_eta(eta)
+        _check_flag("layers", layers)
         self.eta = eta
         self.needs = Needs.LAYER_NORMS if layers else Needs.NORM
         self._previous: dict[str, float] = {}
@@ -197,6 +206,11 @@ class NormChange(Detector):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         phases = {str(key): Phase(value) for key, value in state["phases"].items()}
+        if phases and (_MODEL in phases) != (self.needs is Needs.NORM):
+            found = "the whole model" if _MODEL in phases else "each layer"
+            raise ConfigError(
+                f"the state of a NormChange that measured {found}: give it the layers=... that it was saved with"
+            )
         self._previous = {str(key): float(value) for key, value in state["previous"].items()}
         self._phases = phases
 
@@ -205,11 +219,13 @@ class LearningRateChange(Detector):
     """Critical for the interval in which the learning rate changed: by ``change`` or more since the check before (Accordion's
     second rule, for decays; a rise counts here too). The first check is critical. Combine with ``Hold`` for more intervals."""
 
+    __slots__ = ("_previous", "change")
+
     needs = Needs.LEARNING_RATE
 
     def __init__(self, change: float = LEARNING_RATE_CHANGE) -> None:
         """``change``: relative. Raises ConfigError unless it is above 0."""
-        if not change > 0.0 or not math.isfinite(change):
+        if not is_number(change) or not change > 0.0 or not math.isfinite(change):
             raise ConfigError(
                 f"change={change!r}: a relative change above 0, such as {LEARNING_RATE_CHANGE:g}"
             )
@@ -244,13 +260,16 @@ class Metric(Detector):
     larger metric is the better one: tell minus the loss, with ``floor=-math.inf``.
     """
 
+    __slots__ = ("_phase", "_previous", "floor", "gain", "one_way")
+
     needs = Needs.METRIC
 
     def __init__(
         self, gain: float = METRIC_GAIN, *, floor: float = METRIC_FLOOR, one_way: bool = True
     ) -> None:
-        if math.isnan(gain) or math.isnan(floor):
+        if not is_number(gain) or not is_number(floor) or math.isnan(gain) or math.isnan(floor):
             raise ConfigError(f"gain={gain!r}, floor={floor!r}: numbers in the metric's unit")
+        _check_flag("one_way", one_way)
         self.gain = gain
         self.floor = floor
         self.one_way = one_way
@@ -283,6 +302,8 @@ class Schedule(Detector):
     A check comes at the end of an interval's first iteration, so a span takes effect one iteration after its first.
     """
 
+    __slots__ = ("epochs", "iterations")
+
     def __init__(
         self,
         *,
@@ -301,6 +322,8 @@ class Schedule(Detector):
 
 class Manual(Detector):
     """The phase that the user asked for last, on any rank: critical wins where ranks ask for different ones."""
+
+    __slots__ = ("_phase",)
 
     needs = Needs.REQUEST
 
@@ -324,9 +347,13 @@ class Manual(Detector):
 class AnyOf(Detector):
     """Critical where any of its detectors is; all of them see every check."""
 
+    __slots__ = ("detectors", "needs")
+
     def __init__(self, *detectors: Detector) -> None:
         if not detectors:
             raise ConfigError("AnyOf() has no detectors: give it at least one")
+        for detector in detectors:
+            _check_detector(detector)
         self.detectors = detectors
         self.needs = Needs.NOTHING
         for detector in detectors:
@@ -343,6 +370,11 @@ class AnyOf(Detector):
         return {"detectors": [detector.state_dict() for detector in self.detectors]}
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        if len(state["detectors"]) != len(self.detectors):
+            raise ConfigError(
+                f"the state of {len(state['detectors'])} detectors, and here are {len(self.detectors)}: use the detectors of the "
+                "run that saved it"
+            )
         for detector, inner in zip(self.detectors, state["detectors"], strict=True):
             detector.load_state_dict(inner)
 
@@ -350,8 +382,11 @@ class AnyOf(Detector):
 class Hold(Detector):
     """Hysteresis: what ``detector`` found critical stays so for at least ``intervals`` intervals, that one included."""
 
+    __slots__ = ("_left", "detector", "intervals", "needs")
+
     def __init__(self, detector: Detector, intervals: int) -> None:
-        if intervals < 1:
+        _check_detector(detector)
+        if not is_whole(intervals) or intervals < 1:
             raise ConfigError(f"intervals={intervals!r}: a number of intervals from 1")
         self.detector = detector
         self.intervals = intervals
@@ -391,13 +426,36 @@ def _members(detector: Detector) -> Sequence[Detector]:
 
 
 def _spans(name: str, spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    found = tuple((int(first), int(end)) for first, end in spans)
-    for first, end in found:
-        if not 0 <= first < end:
+    try:
+        found = [tuple(span) for span in spans]
+    except TypeError:
+        raise ConfigError(
+            f"{name}={spans!r}: a list of spans (first, end) is needed, as in {name}=[(0, 5)]"
+        ) from None
+    for span in found:
+        whole = len(span) == 2 and all(map(is_whole, span))
+        if not whole or not 0 <= span[0] < span[1]:
             raise ConfigError(
-                f"{name}={list(found)}: ({first}, {end}) is no span [first, end) of numbers from 0"
+                f"{name}={found}: {span} is no span (first, end) of whole numbers from 0, first < end"
             )
-    return found
+    return tuple((int(first), int(end)) for first, end in found)
+
+
+def check_eta(eta: object) -> None:
+    """Raise ConfigError for what is no relative change of a norm."""
+    if not is_number(eta) or not eta > 0.0 or not math.isfinite(eta):
+        raise ConfigError(f"eta={eta!r}: a relative change above 0, such as {ETA:g}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: True or False is needed")
+
+
+def _check_detector(value: object) -> None:
+    if not isinstance(value, Detector):
+        made = f", made: {value.__name__}()" if isinstance(value, type) else ""
+        raise ConfigError(f"{value!r} is no detector: give one, such as dblp.NormChange(){made}")
 
 
 def _inside(spans: Sequence[tuple[int, int]], number: int) -> bool:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
 from dblp.collectives.budget import DBLP_LOW, DBLP_STEP, BudgetController, Budgets, Interval
-from dblp.collectives.phases import ETA, NormChange
+from dblp.collectives.phases import ETA, NormChange, check_eta
 from dblp.errors import ConfigError, did_you_mean
 from dblp.transport.config import TransportConfig
 from dblp.transport.policy import Carry, Consistency, Policy, Short, Stop, Tags
@@ -69,10 +70,10 @@ def preset(name: str, **settings: Any) -> Preset:
     ``deadline_s`` (``ltp``), ``t_b_s`` and ``leg`` (``optireduce``), ``leg`` (``default``). Raises ConfigError for another name
     or setting, and for values that make no policy.
     """
-    make = _MAKERS.get(name)
+    make = _MAKERS.get(name) if isinstance(name, str) else None
     if make is None:
         raise ConfigError(
-            f"preset {name!r}: there is none of that name; use one of {', '.join(_MAKERS)}{did_you_mean(name, tuple(_MAKERS))}"
+            f"preset {name!r}: there is none of that name; use one of {', '.join(_MAKERS)}{did_you_mean(str(name), _MAKERS)}"
         )
     known = inspect.signature(make).parameters
     for setting in settings:
@@ -95,7 +96,7 @@ def end_to_end(leg: float) -> float:
 
 def _check_leg(setting: str, share: float) -> None:
     """Raise ConfigError unless a leg can be bounded by it."""
-    if not 0.0 <= share < 1.0:
+    if not isinstance(share, Real) or not 0.0 <= share < 1.0:
         raise ConfigError(f"{setting}={share!r}: the share of a leg's chunks that may miss is in [0, 1)")
 
 
@@ -149,11 +150,12 @@ def _mlt(low: float = DBLP_LOW) -> Preset:
 
 
 def _dblp(low: float = DBLP_LOW, step: float = DBLP_STEP, eta: float = ETA) -> Preset:
-    high = low + step
     _check_leg("low", low)
-    _check_leg("low + step", high)
-    if step < 0.0:
+    if not isinstance(step, Real) or step < 0.0:
         raise ConfigError(f"step={step!r}: P_high lies above P_low; a step is 0 or more")
+    high = low + step
+    _check_leg("low + step", high)
+    check_eta(eta)
 
     def controller() -> BudgetController:
         budgets = Budgets(low=end_to_end(low), high=end_to_end(high), gather_low=low, gather_high=high)

@@ -19,7 +19,7 @@ def call_mismatch(round_: Round, opened: wire.Open, rank: int, peer: int) -> Mis
         theirs = "something that this version cannot read"
     return MismatchError(
         f"{_round_in_words(round_.key)}: rank {rank} called {mine}, but rank {peer} called {theirs}; all ranks of a "
-        "group must call the same collectives in the same order with the same sizes, dtypes and operations",
+        "group must call the same collectives in the same order with the same sizes, dtypes, operations and policies",
         [rank, peer],
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from dblp.errors import ConfigError
 
@@ -36,6 +36,16 @@ def check_fields(instance: Any) -> None:
                 if not isinstance(value, taken) or (isinstance(value, bool) and kind is not bool):
                     raise ConfigError(f"{spec.name}={value!r}: {words} is needed")
                 break
+
+
+def is_whole(value: object) -> bool:
+    """True for a whole number, numpy's too; a bool is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """True for a real number, numpy's too; a bool is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def named(kind: type[_Kind], field: str, value: _Kind | str) -> _Kind:

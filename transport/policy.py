@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from numbers import Real
 
@@ -140,7 +141,8 @@ class Policy:
     consistency: Consistency = Consistency.AGREED
     """What holds between the ranks' results."""
     resync_rounds: int = 100
-    """Rounds after which ``Consistency.RELAXED`` makes the replicas equal again; 0: never."""
+    """Rounds after which ``Consistency.RELAXED`` makes the replicas equal again; 0: never. ``dblp.attach`` does that, which has
+    the parameters; a single all-reduce cannot."""
     carry: Carry | None = None
     """What becomes of gradient that did not arrive; None: it is discarded."""
     tags: Tags = Tags.NONE
@@ -148,7 +150,8 @@ class Policy:
     critical_share: float = 0.0
     """Share of the chunks that is critical: never lost, repaired first; at most 0.1."""
     hadamard: bool = False
-    """Rotate gradients by a randomised Hadamard transform, so that a lost chunk takes a little of everything (OptiReduce)."""
+    """Rotate gradients by a randomised Hadamard transform, so that a lost chunk takes a little of everything (OptiReduce). Of
+    ``dblp.attach``; ``dblp.all_reduce`` refuses it."""
     algorithm: str = "auto"
     """Algorithm of the all-reduce; a call may name another."""
 
@@ -174,6 +177,8 @@ class Policy:
             raise ConfigError(
                 "stop='abandon': use Stop.DEADLINE with short=Short.SKIP, which tells all ranks"
             )
+        if not 0.0 <= self.stop_after_s < math.inf:
+            raise ConfigError(f"stop_after_s={self.stop_after_s!r}: a finite number of seconds, 0 or more")
         if self.stop is Stop.DEADLINE and not self.stop_after_s > 0.0:
             raise ConfigError(
                 f"stop_after_s={self.stop_after_s!r}: Stop.DEADLINE needs a time above 0 seconds"

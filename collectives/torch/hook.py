@@ -66,7 +66,7 @@ from dblp.collectives.torch.plain import differences, plain_policy, policy_from_
 from dblp.collectives.torch.replicas import resynchronise
 from dblp.collectives.torch.summary import Summary
 from dblp.errors import ConfigError, UnsupportedError
-from dblp.transport.policy import Consistency, Policy, Tags
+from dblp.transport.policy import Bounded, Consistency, Exact, Policy, Tags
 
 STATE_VERSION = 5
 """Of ``Attachment.state_dict``."""
@@ -251,6 +251,8 @@ class Attachment(LeftBehind):
             policy, summary = policy_from_plain(state["policy"]), Summary(**state["summary"])
             counts = int(state["iterations"]), int(state["rounds"]), int(state["synced_at"])
             budget, carry, compression = state["budget"], state["carry"], state.get("compression")
+        except ConfigError:
+            raise  # it says by itself what is wrong
         except KeyError as error:
             raise ConfigError(f"this is no state of dblp.attach: it has no {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
@@ -392,7 +394,8 @@ def attach(
     compression: Method | str | None = None,
 ) -> Attachment:
     """Average the gradients of ``model`` over the network under ``policy``: a policy, a preset, or one as a string (default:
-    exact; ``named.py``). A preset's own controller is taken where ``budget`` gives none.
+    exact, or with a ``budget`` what ``Bounded`` makes: what is lost is carried; ``named.py``). A preset's own controller is taken
+    where ``budget`` gives none.
 
     Call it once, after wrapping the model and before the first backward pass, on all ranks alike.
     ``budget``: a controller whose budgets follow the training phase; they replace those of ``policy``. ``optimizer``: where
@@ -426,7 +429,7 @@ def attach(
         )
     policy, budget = policy_and_budget(policy, budget, group)
     check_others(model, optimizer, history)
-    checked = _checked(policy if policy is not None else Policy(), group, budget)
+    checked = _checked(base_policy(policy, budget, compression), group, budget)
     compressing = None
     if compression is None and isinstance(budget, JointController):
         raise ConfigError(
@@ -464,6 +467,21 @@ def policy_and_budget(
         policy = policy.policy
     _check_controller(budget)
     return policy, budget
+
+
+def base_policy(policy: Policy | None, budget: BudgetController | None, compression: object) -> Policy:
+    """The policy whose budgets a controller moves: with none given one that carries what is lost. Raises ConfigError for an exact
+    one under a controller, which would lose gradient and throw it away."""
+    if budget is None or compression is not None:
+        return Policy() if policy is None else policy
+    if policy is None:
+        return Bounded(budget.budgets.low)
+    if policy == Exact():
+        raise ConfigError(
+            "an exact policy with a controller, whose budgets replace the policy's: give dblp.Bounded(p), which carries what is "
+            "lost, or dblp.Policy(budget=p), which discards it, or leave the controller out"
+        )
+    return policy
 
 
 def remember(model: torch.nn.Module, budget: BudgetController | None) -> None:
@@ -518,6 +536,7 @@ def _check_algorithm(policy: Policy, group: DblpProcessGroup, budget: BudgetCont
     """Now, and not in the first backward pass, nor when a controller first allows to lose anything."""
     check_policy(policy, group.size())
     if budget is not None:
+        budget.check_base(policy)
         check_policy(budget.loosest(policy), group.size())
 
 

@@ -39,6 +39,7 @@ from dblp.collectives.torch.carries import Carries
 from dblp.collectives.torch.hadamard import rotate_, unrotate_
 from dblp.collectives.torch.hook import (
     Attachment,
+    base_policy,
     check_others,
     policy_and_budget,
     remember,
@@ -85,7 +86,8 @@ def attach_sharded(
     policy, budget = policy_and_budget(policy, budget, shards.group)
     check_others(model, optimizer, history)
     _check_free(shards)
-    attachment = ShardedAttachment(model, shards, policy or _EXACT, budget, optimizer, history)
+    base = base_policy(policy, budget, compression)
+    attachment = ShardedAttachment(model, shards, base, budget, optimizer, history)
     for module, layout in shards.modules:
         module.set_custom_reduce_scatter(BoundedReduceScatter(attachment, layout))
     remember(model, budget)

@@ -1,6 +1,6 @@
 """Budgets by phase: the controller alone, and on four ranks of a simulated lossy network in virtual time."""
 
-# mypy: disable-error-code="arg-type, dict-item"
+# mypy: disable-error-code="arg-type, attr-defined, dict-item, list-item"
 # Wrong types are what some tests are about.
 
 import json
@@ -21,6 +21,7 @@ from dblp.collectives.budget import (
     dblp_controller,
 )
 from dblp.collectives.phases import (
+    Detector,
     LearningRateChange,
     Manual,
     Metric,
@@ -391,6 +392,12 @@ def test_broken_states_are_refused(broken):
         (lambda: Budgets(low="0.1", high=0.5), "low='0.1': a share"),
         (lambda: Interval(epochs=0.5), "epochs=0.5: a whole number"),
         (lambda: EnergyCap(limit="2%"), "limit='2%'"),
+        (lambda: EnergyCap(limit=0.1, interval=5), "interval=5: use dblp.Interval"),
+        (lambda: Budgets(low=0.1, high=0.5, gather_low="a", gather_high=0.2), "gather_low='a': a share"),
+        (lambda: BudgetController(NormChange(), LOW_HIGH, layers={1: LOW_HIGH}), "a pattern of layers=1"),
+        (lambda: BudgetController(NormChange(), LOW_HIGH, layers=["a"]), r"layers=\['a'\]"),
+        (lambda: BudgetController(NormChange(), LOW_HIGH, average_norms="no"), "average_norms='no'"),
+        (lambda: BudgetController(Metric(), LOW_HIGH).note(metric="x"), "metric='x': a number"),
         (lambda: Interval(), "one of them"),
         (lambda: Interval(epochs=1, iterations=1), "one of them"),
         (lambda: Interval(epochs=-1), "one of them"),
@@ -409,6 +416,34 @@ def test_broken_states_are_refused(broken):
 def test_wrong_use_is_refused(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_a_misspelt_setting_is_an_error():
+    with pytest.raises(AttributeError, match="intervall"):
+        dblp_controller().intervall = 3
+
+
+def test_budgets_of_a_leg_that_loses_nothing_are_refused():
+    gathers = Budgets(low=0.1, high=0.5, gather_low=0.05, gather_high=0.4)
+    for controller in (
+        BudgetController(NormChange(), gathers),
+        BudgetController(NormChange(), LOW_HIGH, layers={"a": gathers}),
+    ):
+        controller.check_base(Bounded(0.1))
+        with pytest.raises(ConfigError, match="loses nothing on the gather leg"):
+            controller.check_base(Bounded(0.1, consistency="exact"))
+
+
+def test_a_detector_that_returns_no_phases_is_named():
+    class Odd(Detector):
+        def check(self, seen):
+            return Phase.TOLERANT
+
+    controller = BudgetController(Odd(), LOW_HIGH, interval=Interval(iterations=1))
+    controller.begin_iteration()
+    controller.end_iteration()
+    with pytest.raises(ConfigError, match=r"Odd.check\(\) returned .*TOLERANT.*: it must return Phases"):
+        controller.vector_to_agree()
 
 
 # on a network, in virtual time

@@ -1,5 +1,8 @@
 """Residuals and stores of what is carried, without a network; ``test_accounting`` has them in rounds."""
 
+# mypy: disable-error-code="arg-type"
+# Wrong types are what some tests are about.
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -251,6 +254,9 @@ def test_a_carry_that_overflows_a_half_type_is_gone():
 def test_misuse_is_refused():
     with pytest.raises(ConfigError, match="float32, or in float64"):
         Residual(4, "float16")
+    for size in (Carry(), -1, 1.5, True):
+        with pytest.raises(ConfigError, match=r"size=.* number of the gradient's elements"):
+            Residual(size)
     residual = Residual(4)
     for size, kind, words in [
         (5, "float32", "4 elements, the gradient 5"),

@@ -105,11 +105,11 @@ OTHER_POLICIES: dict[str, tuple[dict[str, Any], str]] = {
     "tags": ({"tags": Tags.BOTH}, "tags=none.*tags=both"),
     "carry": ({"carry": None}, "carry=by decay.*carry=off"),
     "carry's bound": ({"carry": Carry(bound=CarryBound.AGE)}, "carry=by decay.*carry=by age"),
-    "carry's limit": ({"carry": Carry(limit=2.0)}, r"numbers \w{8}.*numbers \w{8}"),
-    "carry's momentum": ({"carry": Carry(momentum=0.9)}, r"numbers \w{8}.*numbers \w{8}"),
+    "carry's limit": ({"carry": Carry(limit=2.0)}, r"digest \w{8}.*digest \w{8}"),
+    "carry's momentum": ({"carry": Carry(momentum=0.9)}, r"digest \w{8}.*digest \w{8}"),
     "hadamard": ({"hadamard": True, "carry": None}, "hadamard=off.*hadamard=on"),
-    "gather budget": ({"gather_budget": 0.2}, r"numbers \w{8}.*numbers \w{8}"),
-    "resynchronisation": ({"resync_rounds": 7}, r"numbers \w{8}.*numbers \w{8}"),
+    "gather budget": ({"gather_budget": 0.2}, r"digest \w{8}.*digest \w{8}"),
+    "resynchronisation": ({"resync_rounds": 7}, r"digest \w{8}.*digest \w{8}"),
 }
 
 

@@ -1,5 +1,8 @@
 """Detectors of training phases: told numbers, answer phases."""
 
+# mypy: disable-error-code="arg-type, list-item"
+# Wrong types are what some tests are about.
+
 import json
 import math
 from collections.abc import Callable
@@ -210,6 +213,11 @@ def test_a_saved_detector_goes_on_as_if_nothing_had_happened(name, data):
     assert [one.check(seen) for seen in series[cut:]] == [other.check(seen) for seen in series[cut:]]
 
 
+def checked(detector):
+    detector.check(Observation(iteration=0, norm=1.0, layer_norms={"a": 1.0}))
+    return detector
+
+
 @pytest.mark.parametrize(
     ("detector", "state", "words"),
     [
@@ -218,7 +226,10 @@ def test_a_saved_detector_goes_on_as_if_nothing_had_happened(name, data):
         (NormChange(), None, "does not fit"),
         (NormChange(), {"kind": "NormChange", "previous": {}, "phases": {"": "odd"}}, "'odd'"),
         (Metric(), {"kind": "Metric"}, "no state of Metric"),
-        (Manual() | Metric(), {"kind": "AnyOf", "detectors": []}, "no state of AnyOf"),
+        (Manual() | Metric(), {"kind": "AnyOf"}, "no state of AnyOf"),
+        (Manual() | Metric(), {"kind": "AnyOf", "detectors": []}, "state of 0 detectors, and here are 2"),
+        (NormChange(), checked(NormChange(layers=True)).state_dict(), "measured each layer"),
+        (NormChange(layers=True), checked(NormChange()).state_dict(), "measured the whole model"),
         (Hold(Manual(), 2), {"kind": "Hold", "left": {}, "detector": {"kind": "Metric"}}, "'Metric'"),
     ],
 )
@@ -239,11 +250,47 @@ def test_states_of_others_are_refused(detector, state, words):
         (lambda: Manual("calm"), "'critical', 'tolerant'"),
         (lambda: Hold(Manual(), 0), "intervals"),
         (lambda: AnyOf(), "at least one"),
+        (lambda: NormChange("0.5"), "eta='0.5'"),
+        (lambda: NormChange(True), "eta=True"),
+        (lambda: NormChange(layers="no"), "layers='no': True or False"),
+        (lambda: LearningRateChange("x"), "change='x'"),
+        (lambda: Metric(gain="x"), "gain='x'"),
+        (lambda: Metric(one_way=1), "one_way=1: True or False"),
+        (lambda: Hold(Manual(), 1.5), "intervals=1.5"),
+        (lambda: Hold(Manual(), math.nan), "intervals=nan"),
+        (lambda: Hold(Manual, 2), r"no detector: .* made: Manual\(\)"),
+        (lambda: Hold("x", 2), "'x' is no detector"),
+        (lambda: AnyOf(Manual(), NormChange), r"made: NormChange\(\)"),
+        (lambda: Schedule(epochs=(0, 5)), r"epochs=\(0, 5\): a list of spans"),
+        (lambda: Schedule(epochs=[(0, 1.5)]), r"\(0, 1.5\) is no span"),
+        (lambda: Schedule(iterations=[(0, math.inf)]), "is no span"),
+        (lambda: Schedule(iterations=[(0, 1, 2)]), "is no span"),
+        (lambda: Schedule(iterations=3), "a list of spans"),
     ],
 )
 def test_wrong_settings_are_refused(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("detector", "name"),
+    [
+        (Manual(), "phase"),
+        (NormChange(), "etta"),
+        (Hold(Manual(), 2), "interval"),
+        (Schedule(), "epoch"),
+        (Metric(), "gains"),
+    ],
+)
+def test_misspelt_settings_are_errors(detector, name):
+    with pytest.raises(AttributeError, match=name):
+        setattr(detector, name, 3)
+
+
+def test_only_detectors_are_joined():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Manual() | Manual
 
 
 def test_relative_change():

@@ -161,6 +161,12 @@ def test_two_legs():
         ("ltp", {"share": 1.0}, "share=1.0"),
         ("optireduce", {"leg": -0.1}, "leg=-0.1"),
         ("default", {"leg": 1.0}, "leg=1.0"),
+        ("default", {"leg": None}, "leg=None"),
+        ("dblp", {"low": "x"}, "low='x'"),
+        ("dblp", {"step": None}, "step=None"),
+        ("dblp", {"eta": -1.0}, "eta=-1.0"),
+        ("dblp", {"eta": float("nan")}, "eta=nan"),
+        (None, {}, "preset None"),
     ],
 )
 def test_what_makes_no_policy_is_refused(name, settings, match):

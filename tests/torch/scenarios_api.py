@@ -107,14 +107,23 @@ def tensors(rank, world_size, folder, port):
     ):
         dblp.all_reduce(x)
         assert (x.detach() == total).all()
-    try:
-        dblp.all_reduce([1.0, 2.0])
-    except dblp.UnsupportedError as error:
-        assert "numpy array or a torch tensor" in str(error)
-    try:
-        dblp.all_reduce(np.ones(3, np.int32), policy=dblp.Bounded(0.1))
-    except dblp.UnsupportedError as error:
-        assert "INT32" in str(error).upper()
+    for kind, words, array, options in [
+        (dblp.UnsupportedError, "numpy array or a torch tensor", [1.0, 2.0], {}),
+        (dblp.UnsupportedError, "int32", np.ones(3, np.int32), {"policy": dblp.Bounded(0.1)}),
+        (dblp.UnsupportedError, "hadamard=False", np.ones(3), {"policy": dblp.preset("optireduce").policy}),
+        (
+            dblp.ConfigError,
+            "a Residual(x.size)",
+            np.ones(3),
+            {"policy": dblp.Bounded(0.1), "carry": dblp.Carry()},
+        ),
+    ]:
+        try:
+            dblp.all_reduce(array, **options)
+        except kind as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"{array!r} with {options} was taken")
     dblp.all_reduce(last := np.ones(3))  # refused calls cost nothing
     assert last.tolist() == [world_size] * 3
     dblp.destroy_process_group()

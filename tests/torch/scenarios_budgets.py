@@ -363,6 +363,9 @@ def misused(rank, world_size, folder):
         ),
         ("no state of dblp.attach, but a NoneType", lambda: plain.load_state_dict(None)),
         ("no policy", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"budget": 2.0}})),
+        ("reads up to", lambda: plain.load_state_dict({**plain.state_dict(), "version": 6})),
+        ("exact policy with a controller", lambda: attach(_model(False), "exact", budget=dblp_controller())),
+        ("loses nothing on the gather leg", lambda: attach(_model(False), GATHER_EXACT, budget=_gathers())),
         ("no odd", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"odd": 1}})),
     ]:
         _raises(ConfigError, words, call)
@@ -370,6 +373,13 @@ def misused(rank, world_size, folder):
     _forgotten_rate(rank)
     _different_epochs(rank)
     dist.destroy_process_group()
+
+
+GATHER_EXACT = Bounded(0.1, consistency="exact")
+
+
+def _gathers():
+    return BudgetController(NormChange(), Budgets(low=0.1, high=0.5, gather_low=0.05, gather_high=0.4))
 
 
 def _forgotten_rate(rank):

@@ -104,3 +104,10 @@ def test_every_field_of_a_default_is_checked(kind):
         if spec.default is not None:
             with pytest.raises(ConfigError, match=spec.name):
                 kind(**{spec.name: object()})
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("stop", [Stop.STALL, Stop.DEADLINE])
+def test_a_time_to_stop_after_is_one(stop, seconds):
+    with pytest.raises(ConfigError, match=f"stop_after_s={seconds}"):
+        Policy(budget=0.1, stop=stop, stop_after_s=seconds)
