@@ -136,7 +136,7 @@ class Attachment(LeftBehind):
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        checked = self._check(policy)
+        checked = base_policy(self._check(policy), self._budget, self.compression)
         if self.compression is not None:
             _check_lossy(self.compression.method, checked, self._group, self._budget)
         self._policy = checked

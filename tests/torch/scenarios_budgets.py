@@ -341,6 +341,8 @@ def layouts(rank, world_size, folder):
 def misused(rank, world_size, folder):
     """What is wrong is said where it happens, on all ranks, in words that name the remedy."""
     _init(rank, world_size, folder)
+    carries = attach(_model(False), budget=dblp_controller()).policy
+    assert carries == Bounded(0.008) and carries.carry is not None
     taken = dblp_controller()
     attachment = attach(_model(False), Bounded(0.1), budget=taken)
     plain = attach(_model(False))
@@ -365,6 +367,7 @@ def misused(rank, world_size, folder):
         ("no policy", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"budget": 2.0}})),
         ("reads up to", lambda: plain.load_state_dict({**plain.state_dict(), "version": 6})),
         ("exact policy with a controller", lambda: attach(_model(False), "exact", budget=dblp_controller())),
+        ("exact policy with a controller", lambda: setattr(attachment, "policy", Policy())),
         ("loses nothing on the gather leg", lambda: attach(_model(False), GATHER_EXACT, budget=_gathers())),
         ("no odd", lambda: plain.load_state_dict({**plain.state_dict(), "policy": {"odd": 1}})),
     ]:
