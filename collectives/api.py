@@ -231,14 +231,6 @@ def reduce_scatter(
     return _run("reduce_scatter", call, [target], async_op, timeout_s)
 
 
-def _check_policy(policy: object) -> None:
-    if isinstance(policy, Policy) and policy.hadamard:
-        raise UnsupportedError(
-            "a policy with hadamard=True: dblp.attach rotates gradients, dblp.all_reduce and reduce_scatter do not; use "
-            "dataclasses.replace(policy, hadamard=False)"
-        )
-
-
 def reduce(
     x: ArrayLike, root: int = 0, op: str = "sum", *, async_op: bool = False, timeout_s: float | None = None
 ) -> Any:
@@ -453,6 +445,14 @@ def _meet_at(
         return engine.run(lambda: rendezvous.join(member(generation)))
 
     return meet
+
+
+def _check_policy(policy: object) -> None:
+    if isinstance(policy, Policy) and policy.hadamard:
+        raise UnsupportedError(
+            "a policy with hadamard=True: dblp.attach rotates gradients, dblp.all_reduce and reduce_scatter do not; use "
+            "dataclasses.replace(policy, hadamard=False)"
+        )
 
 
 def _text(environ: Mapping[str, str], variable: str, argument: str) -> str:

@@ -418,6 +418,8 @@ class BudgetController:
             counts = int(state["iteration"]), int(state["epoch"]), float(state["share"])
             flags = bool(state["new_epoch"]), bool(state["epoch_named"])
             detector = state["detector"]
+        except ConfigError:
+            raise  # it says by itself what is wrong
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of a BudgetController: {error!r}") from None
         self.detector.load_state_dict(detector)

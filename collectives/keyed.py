@@ -107,6 +107,8 @@ class KeyedStore(Generic[H]):
                 )
                 for name, entry in state["parameters"].items()
             }
+        except ConfigError:
+            raise  # it says by itself what is wrong
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"this is no state of a {type(self).__name__}: {error!r}") from None
         self._held.clear()

@@ -418,6 +418,14 @@ def test_wrong_use_is_refused(make, words):
         make()
 
 
+def test_a_state_of_another_version_is_named_as_such():
+    controller = dblp_controller()
+    with pytest.raises(
+        ConfigError, match=r"^a state of a BudgetController of version 99; this version reads 1$"
+    ):
+        controller.load_state_dict({**controller.state_dict(), "version": 99})
+
+
 def test_a_misspelt_setting_is_an_error():
     with pytest.raises(AttributeError, match="intervall"):
         dblp_controller().intervall = 3

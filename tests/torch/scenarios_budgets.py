@@ -360,7 +360,7 @@ def misused(rank, world_size, folder):
         ("it has no 'policy'", lambda: plain.load_state_dict({"version": 5})),
         ("of version 99: a later dblp", lambda: plain.load_state_dict({**plain.state_dict(), "version": 99})),
         (
-            "BudgetController of version 99",
+            "this version reads 1",
             lambda: taken.load_state_dict({**taken.state_dict(), "version": 99}),
         ),
         ("no state of dblp.attach, but a NoneType", lambda: plain.load_state_dict(None)),
