@@ -2,10 +2,10 @@
 
 Theory of operation. Loss needs evidence: a later datagram of the same path and class has arrived, or of a less urgent class (a
 network with priorities lets it wait, never pass), and the flight is older than a round trip and the reordering seen so far
-(RFC 9002, section 6.1.2). While a path has never been seen to reorder, no age is needed where one of a later burst of the class
-or of a less urgent class has arrived, or the third behind it in its own burst (RFC 9002, section 6.1.1, by the packet; RFC 8985,
-section 6.2, drops its allowance in the same way): spraying reorders between paths, whose numbers are their own, and seldom within
-one. Silence is no loss (``silence``).
+(RFC 9002, section 6.1.2). While a path has not been seen to reorder lately, no age is needed where one of a later burst of the
+class or of a less urgent class has arrived, or the third behind it in its own burst (RFC 9002, section 6.1.1, by the packet;
+RFC 8985, section 6.2, drops its allowance in the same way): spraying reorders between paths, whose numbers are their own, and
+seldom within one. Silence is no loss (``silence``).
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Fates:
                 )
             if got:
                 newest = flight.seq * wire.BURST_DATAGRAMS + got.bit_length() - 1
+                if path.reorders and newest < space.largest_acked:  # it had only not been declared lost
+                    path.note_late(now - flight.sent_at - path.srtt, now)
                 space.acked_order = max(space.acked_order, flight.order)
                 arrived = got.bit_count()
                 path.acked_lately += arrived
@@ -123,13 +125,12 @@ class Fates:
             got = (report.masks >> (ahead * wire.BURST_DATAGRAMS)) & flight.unacked
             if got:
                 self._on_acked(flight, got)
-                late = now - flight.sent_at - path.srtt
-                path.reorders = True
-                path.reorder_s = min(max(path.reorder_s, 1.25 * late), 0.5)
+                path.note_late(now - flight.sent_at - path.srtt, now)
 
     def detect_loss(self, path: SendPath, now: float) -> None:
         """Declare lost what was overtaken and is old enough; arm the timer for what is not old enough yet."""
         path.loss_at = float("inf")
+        path.forget_reordering(now)
         delay = path.loss_delay()
         passed = -1  # what left before that flight is overtaken by one of a less urgent class
         for space in reversed(path.spaces):

@@ -31,6 +31,15 @@ MAX_RTO_S = 2.0
 TAIL_MEMORY_S = 1.0
 """After a loss, for so long, the last of what is in flight is asked about after two round trips (RFC 8985, section 7.2), not
 after a timeout: where something is lost, the last may be, and nothing behind it tells."""
+REORDER_S = 1e-3
+"""Reordering that is allowed for where none has been seen."""
+MOST_REORDER_S = 0.5
+"""Most that is allowed for."""
+REORDER_GAIN = 1.25
+"""What is allowed for is so much more than what was seen."""
+REORDER_LIFE_S = 1.0
+"""How long reordering is allowed for after it was last seen, at least; at most twice as long. RFC 8985, section 6.2, forgets it
+after 16 recoveries: one datagram that a processor held up must not put off all repairs from then on."""
 ASK_GAP_S = 1e-3
 """Least distance of the questions of a full window: sooner they are not answered (``feedback.ANSWER_GAP_S``)."""
 INITIAL_RTT_S = 30e-3
@@ -102,8 +111,10 @@ class SendPath:
         self.srtt = 0.0
         self.rttvar = INITIAL_RTT_S / 2
         self.latest_rtt = INITIAL_RTT_S
-        self.reorder_s = 1e-3
-        self.reorders = False  # something came after it had been declared lost
+        self.reorder_s = REORDER_S
+        self.reorders = False  # of late, something came after it had been declared lost
+        self._latest_s = 0.0  # how late things came in the running life of that
+        self._latest_since = 0.0
         self.probes = 0
         self.probe_at = float("inf")
         self.loss_at = float("inf")
@@ -258,6 +269,23 @@ class SendPath:
             waiting=waiting,
             host_s=self.host_s,
         )
+
+    def note_late(self, late_s: float, now: float) -> None:
+        """Something came so much later, seconds, than it would have in its turn."""
+        self.forget_reordering(now)
+        self.reorders = True
+        self._latest_s = max(self._latest_s, late_s, ECHO_TICK_S)
+        self.reorder_s = max(self.reorder_s, min(REORDER_GAIN * late_s, MOST_REORDER_S))
+
+    def forget_reordering(self, now: float) -> None:
+        """What was seen before the last life does not count any more."""
+        lives = (now - self._latest_since) / REORDER_LIFE_S
+        if lives <= 1.0:
+            return
+        late_s = self._latest_s if lives <= 2.0 else 0.0
+        self._latest_s, self._latest_since = 0.0, now
+        self.reorders = late_s > 0.0
+        self.reorder_s = max(REORDER_S, min(REORDER_GAIN * late_s, MOST_REORDER_S))
 
     def loss_delay(self) -> float:
         """Age at which a flight that was overtaken is lost (RFC 9002, 6.1.2), with the reordering that was seen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -210,8 +210,7 @@ def lossy(
     """One flow whose datagrams are lost at random."""
 
     async def main() -> Share:
-        lossy_setting = Setting(**{**vars(setting), "impair": f"loss({loss})" if loss else ""})
-        world = World(lossy_setting, congestion)
+        world = World(replace(setting, impair=f"loss({loss})" if loss else ""), congestion)
         await world.pair(0, warm_up_s + seconds)
         return await world.measure(warm_up_s, seconds)
 

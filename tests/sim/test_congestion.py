@@ -41,6 +41,12 @@ def test_hosts_that_read_late_fill_the_link(control):
     assert share.total >= 0.75
 
 
+@pytest.mark.parametrize(("setting", "least"), [(BUSY, 0.7), (SHALLOW, 0.75)])
+def test_random_loss_of_a_tenth_is_not_taken_for_an_overrun_buffer(setting, least):
+    """Beside a queue that hosts make, or that comes and goes: a third of the first link and 45 % of the second were taken."""
+    assert lossy("delay", setting, warm_up_s=0.3, seconds=0.3, loss=0.1).total >= least
+
+
 def test_a_buffer_that_is_soon_full_is_not_overrun():
     """Windows leave in bursts, so most round trips are long and some are not: three fifths were lost, unheeded."""
     share = lossy("delay", SHALLOW, warm_up_s=0.5, seconds=0.3, loss=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from dblp.errors import ConfigError
@@ -15,6 +16,7 @@ from dblp.transport.congestion.dctcp import DctcpControl
 from dblp.transport.congestion.delay import INITIAL_WINDOW_BYTES, MAX_WINDOW_BYTES, DelayControl
 from dblp.transport.congestion.fixed import FixedControl
 from dblp.transport.congestion.host_time import HOST_SAMPLES, MOST_HOST_S, HostTime
+from dblp.transport.congestion.random_loss import HALF_LIFE_DATAGRAMS, MARGIN, MOST_SHARE, RandomLoss
 
 RTT_S = 1e-3
 RAISED_S = 1.4e-3
@@ -160,6 +162,51 @@ def test_little_loss_beside_a_raised_delay_is_random():
         cc.on_lost(1464, now=now)
         now = feed(cc, RAISED_S, 1, now=now)
     assert cc.window_bytes >= before
+
+
+def lose_at_random(cc: DelayControl, share: float, looks: int, *, calm: bool, now: float) -> float:
+    """Windows of which a share is lost, with the queue of a busy host's scheduler: most round trips are raised, or few."""
+    rng = np.random.default_rng(5)
+    for _ in range(looks):
+        datagrams = round(cc.window_bytes / 2 / cc._datagram) + 1
+        lost = rng.binomial(datagrams, share)
+        now += RTT_S
+        rtt_s = RTT_S if calm or rng.random() < 0.02 else RAISED_S
+        cc.on_acked(int(datagrams - lost) * cc._datagram, rtt_s, now=now)
+        cc.on_lost(int(lost) * cc._datagram, now=now)
+    return now
+
+
+@pytest.mark.parametrize("share", [0.08, 0.12])
+def test_as_much_as_is_lost_without_a_queue_is_no_congestion_beside_one(share):
+    cc, ignorant = control(), control()
+    for each, taught in ((cc, 40), (ignorant, 0)):
+        now = feed(each, RTT_S, 10)
+        now = lose_at_random(each, share, taught, calm=True, now=now)
+        before = each.window_bytes
+        lose_at_random(each, share, 400, calm=False, now=now)
+        assert (each.window_bytes >= before) is (taught > 0)
+
+
+def test_more_than_is_lost_without_a_queue_is_congestion():
+    cc = control()
+    now = lose_at_random(cc, 0.05, 60, calm=True, now=feed(cc, RTT_S, 10))
+    before = cc.window_bytes
+    lose_at_random(cc, 0.2, 40, calm=False, now=now)
+    assert cc.window_bytes < 0.5 * before
+
+
+def test_random_loss_is_learnt_forgotten_and_bounded():
+    random = RandomLoss()
+    random.note(3, 30)
+    assert random.explains < 0.05, "a few losses make no lossy line"
+    for _ in range(40):
+        random.note(50, 1000)
+    assert random.explains == pytest.approx(MARGIN * 0.05, rel=0.01)
+    random.note(0, 10 * HALF_LIFE_DATAGRAMS)
+    assert random.explains < 0.001
+    random.note(9000, 10_000)
+    assert random.explains == MOST_SHARE
 
 
 def test_a_small_window_leaves_in_portions_and_a_large_one_whole():

@@ -10,7 +10,7 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.flight import Control, Flight
 from dblp.transport.message import message_id
-from dblp.transport.send_path import PROBE_COPIES, STEADY_PROBES
+from dblp.transport.send_path import PROBE_COPIES, REORDER_LIFE_S, REORDER_S, STEADY_PROBES
 from dblp.transport.wire import Type
 from tests.transport.cores import numbers, spec_of
 from tests.transport.sender_bench import COST, RTT_S, WINDOW, Bench, data_of, send_bursts, warm
@@ -42,7 +42,7 @@ def test_where_nothing_was_ever_reordered_what_was_overtaken_is_lost_at_once():
 def test_what_was_overtaken_and_is_old_is_lost():
     bench = Bench()
     warm(bench)
-    bench.path.reorders = True
+    bench.path.note_late(0.0, bench.now)
     out, bursts = send_bursts(bench, 3)
     sent_first = bursts[0][0].sent_at
     assert sent_first
@@ -135,6 +135,49 @@ def test_the_allowance_is_bounded():
     bench.now += 60.0
     bench.feedback(*bursts[0], *bursts[2])
     assert bench.path.reorder_s <= 0.5
+
+
+def late_by(bench: Bench, late_s: float) -> None:
+    """What was declared lost comes ``late_s`` behind what followed it."""
+    _, bursts = send_bursts(bench, 3)
+    bench.now += 2 * RTT_S
+    bench.feedback(*bursts[2], sent_s=bench.now - RTT_S)
+    bench.now += late_s
+    bench.feedback(*bursts[0], *bursts[2])
+
+
+def test_the_allowance_is_forgotten_when_nothing_comes_late_any_more():
+    """One datagram that a busy processor held up put off every repair of a training run."""
+    bench = Bench()
+    warm(bench)
+    late_by(bench, 40e-3)
+    first_s = bench.path.reorder_s
+    assert first_s > 40e-3
+    bench.now += 0.9 * REORDER_LIFE_S
+    late_by(bench, 4e-3)
+    assert bench.path.reorder_s == first_s
+    bench.now += 0.9 * REORDER_LIFE_S
+    bench.path.forget_reordering(bench.now)
+    assert bench.path.reorders and bench.path.reorder_s == first_s, "of the life before"
+    bench.now += 1.1 * REORDER_LIFE_S
+    bench.path.forget_reordering(bench.now)
+    assert not bench.path.reorders and bench.path.reorder_s == REORDER_S
+
+
+def test_the_allowance_stays_while_things_come_late_that_were_not_declared_lost():
+    """With the allowance nothing is declared lost in vain, and so nothing would come after it had been."""
+    bench = Bench()
+    warm(bench)
+    late_by(bench, 20e-3)
+    for _ in range(8):
+        bench.now += 0.4 * REORDER_LIFE_S
+        _, bursts = send_bursts(bench, 2)
+        bench.feedback(*bursts[1], sent_s=bench.now - 1e-3)
+        bench.now += 15e-3
+        bench.feedback(*bursts[0], *bursts[1], sent_s=bench.now - 16e-3)
+    assert bench.path.reorders and 1e-3 < bench.path.reorder_s < 20e-3, (
+        "what is seen now, not what was seen once"
+    )
 
 
 def test_lost_data_returns_its_credit():

@@ -347,7 +347,8 @@ def test_a_whole_class_that_is_lost_goes_again_with_the_first_news_of_a_less_urg
     exchange(cores, numbers(60), np.full(60, 2, np.uint8))  # a round trip is known
     cores.sent.clear()
     cores.outcomes.clear()
-    cores.cores[0].senders[1].paths[0].reorders = reorders
+    if reorders:
+        cores.cores[0].senders[1].paths[0].note_late(0.0, cores.now)
     cores.tamper = first_lost(set(range(24)))
     cores.begin(1)
     cores.receive(1, 0, data, number=1, budget=0.1)

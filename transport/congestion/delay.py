@@ -26,6 +26,7 @@ from dblp.transport.config import TransportConfig
 from dblp.transport.congestion.base import heavy_loss
 from dblp.transport.congestion.host_time import HostTime
 from dblp.transport.congestion.own_loss import DECREASE, OwnLoss
+from dblp.transport.congestion.random_loss import RandomLoss
 from dblp.transport.congestion.round_trip import LeastRoundTrip
 
 INITIAL_WINDOW_BYTES = 64 * 1024
@@ -97,6 +98,7 @@ class DelayControl:
         self._overran = False  # a buffer, of late
         self._overran_at = float("-inf")
         self._own_loss = OwnLoss()
+        self._random_loss = RandomLoss()
         self._acked = 0
         self._lost = 0
 
@@ -151,10 +153,13 @@ class DelayControl:
             return
         lost, seen = self._lost / self._datagram, total / self._datagram
         self._lost = self._acked = 0
-        if not heavy_loss(lost, seen, LOSS_SHARE):
+        raised_s = self._known + max(LOSS_DELAY_S, self._near_s)
+        if max(self._samples) <= raised_s:
+            self._random_loss.note(lost, seen)
+        if not heavy_loss(lost, seen, max(LOSS_SHARE, self._random_loss.explains)):
             return
         # Not the least: what leaves in bursts meets the queue at all lengths.
-        queued = statistics.median(self._samples) > self._known + max(LOSS_DELAY_S, self._near_s)
+        queued = statistics.median(self._samples) > raised_s
         if queued:
             self._slow_start = False
         wanted = self._own_loss.window_for(
