@@ -68,6 +68,8 @@ _NUMBERS = ("norm", "energy_lost", "learning_rate", "metric")
 """The entries that follow them; then the request, then a norm for each layer."""
 _NONE = -math.inf
 """Stands for what was not measured: MAX takes any number instead."""
+_UNNAMED_ITERATIONS = 10_000
+"""Iterations without an epoch after which it is likelier that epochs are not named than that the first one goes on."""
 _log = logging.getLogger("dblp")
 
 
@@ -327,10 +329,22 @@ class BudgetController:
     def begin_iteration(self) -> None:
         """An iteration begins: its first round comes next."""
         self._iteration += 1
+        if self._iteration == _UNNAMED_ITERATIONS:
+            self._miss_epochs()
         when = self._iteration, self._epoch, self._new_epoch
         self._due = self.interval.due(*when)
         self._cap_due = self.cap is not None and self.cap.interval.due(*when)
         self._new_epoch = False
+
+    def _miss_epochs(self) -> None:
+        """Say so if checks wait for epochs that nobody names."""
+        by_epochs = self.interval.epochs or (self.cap is not None and self.cap.interval.epochs)
+        if by_epochs and not self._epoch_named:
+            _log.warning(
+                "%d iterations and no epoch yet: budgets are checked at the beginning of an epoch, so they stay as they are. "
+                "Call attachment.epoch(), or epoch() of the controller, where an epoch begins, or use Interval(iterations=...)",
+                self._iteration,
+            )
 
     def hear(self, report: Report) -> None:
         """A round of the running iteration has ended on this rank."""

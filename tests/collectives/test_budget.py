@@ -205,6 +205,21 @@ def test_an_epoch_that_nobody_names_is_the_first():
     assert iterate(controller, norm=1.0) and controller.phases.model is T
 
 
+@pytest.mark.parametrize(
+    ("interval", "named", "warned"),
+    [(Interval(epochs=1), False, 1), (Interval(epochs=1), True, 0), (Interval(iterations=5), False, 0)],
+)
+def test_epochs_that_are_never_named_are_missed_aloud(interval, named, warned, caplog):
+    controller = BudgetController(NormChange(0.1), LOW_HIGH, interval=interval)
+    if named:
+        controller.epoch()
+    for _ in range(10_050):
+        controller.begin_iteration()
+    assert [record.getMessage()[:32] for record in caplog.records] == [
+        "10000 iterations and no epoch ye"
+    ] * warned
+
+
 def test_notes_and_their_agreement():
     """Notes reach the next check once; the larger rate, the best metric and the critical request of all ranks count."""
     detector = LearningRateChange() | Metric() | Manual(T)
