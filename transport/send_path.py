@@ -40,6 +40,8 @@ REORDER_GAIN = 1.25
 REORDER_LIFE_S = 1.0
 """How long reordering is allowed for after it was last seen, at least; at most twice as long. RFC 8985, section 6.2, forgets it
 after 16 recoveries: one datagram that a processor held up must not put off all repairs from then on."""
+REORDER_LIFE_ROUND_TRIPS = 8.0
+"""The same in round trips, where that is longer."""
 ASK_GAP_S = 1e-3
 """Least distance of the questions of a full window: sooner they are not answered (``feedback.ANSWER_GAP_S``)."""
 INITIAL_RTT_S = 30e-3
@@ -279,7 +281,8 @@ class SendPath:
 
     def forget_reordering(self, now: float) -> None:
         """What was seen before the last life does not count any more."""
-        lives = (now - self._latest_since) / REORDER_LIFE_S
+        life_s = max(REORDER_LIFE_S, REORDER_LIFE_ROUND_TRIPS * self.srtt)
+        lives = (now - self._latest_since) / life_s
         if lives <= 1.0:
             return
         late_s = self._latest_s if lives <= 2.0 else 0.0

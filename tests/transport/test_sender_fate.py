@@ -10,7 +10,13 @@ import pytest
 from dblp.transport import wire
 from dblp.transport.flight import Control, Flight
 from dblp.transport.message import message_id
-from dblp.transport.send_path import PROBE_COPIES, REORDER_LIFE_S, REORDER_S, STEADY_PROBES
+from dblp.transport.send_path import (
+    PROBE_COPIES,
+    REORDER_LIFE_ROUND_TRIPS,
+    REORDER_LIFE_S,
+    REORDER_S,
+    STEADY_PROBES,
+)
 from dblp.transport.wire import Type
 from tests.transport.cores import numbers, spec_of
 from tests.transport.sender_bench import COST, RTT_S, WINDOW, Bench, data_of, send_bursts, warm
@@ -162,6 +168,19 @@ def test_the_allowance_is_forgotten_when_nothing_comes_late_any_more():
     bench.now += 1.1 * REORDER_LIFE_S
     bench.path.forget_reordering(bench.now)
     assert not bench.path.reorders and bench.path.reorder_s == REORDER_S
+
+
+def test_on_a_long_path_the_allowance_lasts_for_some_round_trips():
+    bench = Bench()
+    warm(bench)
+    bench.path.srtt = 1.0
+    late_by(bench, 40e-3)
+    bench.now += 0.9 * REORDER_LIFE_ROUND_TRIPS
+    bench.path.forget_reordering(bench.now)
+    assert bench.path.reorders
+    bench.now += 2.1 * REORDER_LIFE_ROUND_TRIPS
+    bench.path.forget_reordering(bench.now)
+    assert not bench.path.reorders
 
 
 def test_the_allowance_stays_while_things_come_late_that_were_not_declared_lost():
