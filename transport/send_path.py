@@ -115,8 +115,8 @@ class SendPath:
         self.latest_rtt = INITIAL_RTT_S
         self.reorder_s = REORDER_S
         self.reorders = False  # of late, something came after it had been declared lost
-        self._latest_s = 0.0  # how late things came in the running life of that
-        self._latest_since = 0.0
+        self._lateness_s = 0.0  # how late things came in the running life of that
+        self._lateness_since = 0.0
         self.probes = 0
         self.probe_at = float("inf")
         self.loss_at = float("inf")
@@ -276,17 +276,17 @@ class SendPath:
         """Something came so much later, seconds, than it would have in its turn."""
         self.forget_reordering(now)
         self.reorders = True
-        self._latest_s = max(self._latest_s, late_s, ECHO_TICK_S)
+        self._lateness_s = max(self._lateness_s, late_s, ECHO_TICK_S)
         self.reorder_s = max(self.reorder_s, min(REORDER_GAIN * late_s, MOST_REORDER_S))
 
     def forget_reordering(self, now: float) -> None:
         """What was seen before the last life does not count any more."""
         life_s = max(REORDER_LIFE_S, REORDER_LIFE_ROUND_TRIPS * self.srtt)
-        lives = (now - self._latest_since) / life_s
+        lives = (now - self._lateness_since) / life_s
         if lives <= 1.0:
             return
-        late_s = self._latest_s if lives <= 2.0 else 0.0
-        self._latest_s, self._latest_since = 0.0, now
+        late_s = self._lateness_s if lives <= 2.0 else 0.0
+        self._lateness_s, self._lateness_since = 0.0, now
         self.reorders = late_s > 0.0
         self.reorder_s = max(REORDER_S, min(REORDER_GAIN * late_s, MOST_REORDER_S))
 

@@ -3,7 +3,7 @@
 Loss that comes with a queue may be a buffer that was overrun, or a line that loses some of everything. What is lost while no
 round trip is raised tells the second: loss is a sign of congestion only where it is clearly more than that. Without this, a line
 that loses as much as the share from which on loss counts shrinks windows by mere chance, in each of a thousand looks once, and
-the smaller the window the more looks there are: in the laboratory, at 5 %, one run in five went at half the speed to its end.
+the smaller the window the more looks there are: a simulated link that loses a tenth was filled to a third.
 """
 
 from __future__ import annotations
