@@ -20,7 +20,6 @@ from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
 from dblp.transport.drop import Drop
-from dblp.transport.feedback import FEEDBACK_EVERY_BYTES
 from dblp.transport.flight import Control
 from dblp.transport.handshake import Handshake, Identity, Reply
 from dblp.transport.incoming import Incoming
@@ -105,7 +104,6 @@ class Core:
         self._backlog = Backlog()
         self._turn = 0
         window = max(self._credit_bytes // max(1, world_size - 1), 4096)
-        self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
         self._feedback_at = 0.0  # before it none is due, unless something comes
         identity = Identity(
             rank=rank, world_size=world_size, generation=generation, paths=config.paths, datagram_bytes=datagram_bytes,
@@ -132,6 +130,7 @@ class Core:
                     round_over=self.rounds.over,
                     on_duplicates=self._on_duplicates,
                     backlog=self._backlog,
+                    window_bytes=window,
                 )
         self._intake = Intake(
             self.receivers, session=session, proved=self.handshake.proved, drops=self.drops, on_control=self._on_control,
@@ -592,9 +591,8 @@ class Core:
         next_at = float("inf")
         for _, sender, receiver in self._pairs:
             for index, path in enumerate(receiver.paths):
-                if path.unreported_bytes >= self._feedback_bytes or path.asked or path.due_at <= now:
+                if path.unreported_bytes >= receiver.feedback.every_bytes or path.asked or path.due_at <= now:
                     grants, window = self._grants(receiver), self._window_bytes(now)
-                    self._feedback_bytes = min(FEEDBACK_EVERY_BYTES, window // 3)
                     asked = path.asked
                     told, copies = receiver.take_feedback(path, window, grants, self.max_chunk_bytes, now)
                     for again, payloads in ((False, told), (True, copies)):

@@ -249,11 +249,14 @@ class Departure:
         self._outbox.control.extend([question] * copies)
 
     def _asks(self, message: Outgoing, path: SendPath) -> bool:
-        """What has been taken off the message asks for an answer, since the window has no room for more: not where no more waits
-        for it, and nothing has been lost lately. FINAL answers then."""
-        if path.lost_lately >= CLEAN_LOSS or message.may_miss or not message.all_sent:
+        """What has been taken off the message asks for an answer, since the window has no room for more. Where nothing has been
+        lost lately, not if no more waits for it: FINAL answers then; nor if the peer tells as soon by itself: on one host, each
+        answer costs both what a burst costs."""
+        if path.lost_lately >= CLEAN_LOSS or message.may_miss:
             return True
-        return bool(message.repairable) or len(self._outbox.active) > 1
+        if message.repairable:
+            return True
+        return not path.told_unasked and not (message.all_sent and len(self._outbox.active) <= 1)
 
     def _stamp(self, message: Outgoing, path: SendPath, count: int, seq: int, ask: bool, now: float) -> None:
         cls = message.cls | wire.ASK if ask or message.blocked() else message.cls

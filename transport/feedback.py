@@ -18,6 +18,8 @@ from dblp.transport.receive_path import ReceivePath
 FEEDBACK_EVERY_BYTES = 4 * 1024 * 1024
 """Unacknowledged bytes after which feedback is due at once, where credit allows more than three times that; a sender whose
 window is smaller asks for it (``wire.ASK``)."""
+WINDOW_PARTS = 3
+"""Feedback is due after such a part of the credit at the latest: a sender that is held back by nothing else need not ask."""
 FEEDBACK_DELAY_S = 4e-3
 """Longest that feedback waits otherwise: half of the least retransmission timeout."""
 ASK_WAIT_S = 1e-3
@@ -38,7 +40,10 @@ MAX_ANSWERS = 8
 class OwedFeedback:
     """The feedback that one peer is owed, on all paths."""
 
-    def __init__(self, paths: Sequence[ReceivePath], backlog: Backlog) -> None:
+    def __init__(self, paths: Sequence[ReceivePath], backlog: Backlog, window_bytes: int) -> None:
+        """``window_bytes``: the credit that the peer knows of so far."""
+        self.every_bytes = _every(window_bytes)
+        """Unreported bytes after which feedback is due, by the credit that was told last."""
         self.data_at = -1.0  # when a chunk last came
         # One-way delays in seconds, by clocks that may differ: the least ever, and the greatest of late, which fades.
         self.owd_min = float("inf")
@@ -119,6 +124,7 @@ class OwedFeedback:
     ) -> tuple[list[bytes], list[bytes]]:
         """The feedback of a path, in payloads of at most ``most_bytes``, and copies to follow it, of what is new only; what was
         owed is settled."""
+        self.every_bytes = _every(window_bytes)
         held = max(0, int((now - path.echo_at) * 1e6))
         behind_us = int(self._backlog.behind_s * 1e6)
         payloads, copies = [], []
@@ -160,3 +166,7 @@ class OwedFeedback:
             groups[-1].append(report)
             left -= size
         return [(tuple(group), any(news[report.cls] for report in group)) for group in groups]
+
+
+def _every(window_bytes: int) -> int:
+    return min(FEEDBACK_EVERY_BYTES, window_bytes // WINDOW_PARTS)

@@ -147,8 +147,9 @@ class Handshake:
 
     def next_timeout(self) -> float:
         """When a HELLO is due, or the time of grace is over."""
-        hello_at = min((attempt.next_at for attempt in self._attempts.values()), default=float("inf"))
-        return min(hello_at, self._grace_at)
+        if not self._attempts:  # for all but the first moments
+            return self._grace_at
+        return min(self._grace_at, *(attempt.next_at for attempt in self._attempts.values()))
 
     def on_timer(self, now: float) -> list[Reply]:
         """The time of grace, and HELLOs that are due."""

@@ -35,12 +35,14 @@ class PeerReceiver:
         round_over: Callable[[int], bool],
         on_duplicates: Callable[[int, int], None],
         backlog: Backlog,
+        window_bytes: int,
     ) -> None:
-        """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late."""
+        """``on_duplicates(message, chunks)`` is told of chunks that came a second time or too late; ``window_bytes``: the credit
+        that the handshake tells the peer."""
         self.heard_at = float("-inf")  # when anything but the handshake came
         self.paths = [ReceivePath(index) for index in range(paths)]
         self.inbox = inbox = Inbox(config=config, drops=drops, on_duplicates=on_duplicates)
-        self.feedback = feedback = OwedFeedback(self.paths, backlog)
+        self.feedback = feedback = OwedFeedback(self.paths, backlog, window_bytes)
         self.finals = finals = Finals(inbox, self.paths, feedback)
         arrival = Arrival(inbox, finals, feedback, drops=drops, round_over=round_over)
         self.messages, self.tombstones = inbox.messages, finals.tombstones

@@ -378,6 +378,12 @@ class SendPath:
         """Bytes, at the kernel's charge, that congestion control and credit allow in flight."""
         return int(min(self.congestion.window_bytes * self.scale, self.window_bytes, 1 << 30))
 
+    @property
+    def told_unasked(self) -> bool:
+        """The peer tells in time what has come: only its credit holds back what leaves, of which it reports each third by itself
+        (``feedback.WINDOW_PARTS``). It counts bytes, not the kernel's charge, which is about the same where bursts stay whole."""
+        return self.whole_bursts and self.congestion.window_bytes * self.scale >= self.window_bytes
+
     def quantum(self) -> int:
         """Bytes, at the kernel's charge, that may leave at once."""
         return max(int(min(self.congestion.quantum_bytes * self.scale, 1 << 30)), 1)

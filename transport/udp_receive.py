@@ -124,19 +124,19 @@ class Receiver:
         return self._fill(((0, 1, length, control > self._plain),), path, clock_offset)
 
     def _several(self, count: int, path: int, clock_offset: float) -> list[Slab]:
-        lengths = self._lengths[:count].tolist()
-        coalesced = (self._controllens[:count] > self._plain).tolist()
+        lengths, controls = self._lengths[:count].tolist(), self._controllens[:count].tolist()
         self._controllens[:count] = _CONTROL_STRIDE
-        self._vlen = SUPER_VLEN if sum(lengths) >= SUPER_MIN_BYTES * count else SLOTS
-        if not any(coalesced):
-            sizes = [0] * count
-        else:
+        alike = lengths.count(lengths[0]) == count and controls.count(controls[0]) == count
+        total = lengths[0] * count if alike else sum(lengths)
+        self._vlen = SUPER_VLEN if total >= SUPER_MIN_BYTES * count else SLOTS
+        sizes = [0] * count
+        coalesced = [control > self._plain for control in controls]
+        if True in coalesced:
             sizes = self._gro_sizes[:count].tolist()
-            if not all(coalesced):
+            if False in coalesced:
                 sizes = [size if together else 0 for size, together in zip(sizes, coalesced, strict=True)]
         marked = self._marked(count, coalesced) if self._marks else coalesced
-        alike = lengths.count(lengths[0]) == count and sizes.count(sizes[0]) == count
-        if alike and marked.count(marked[0]) == count:
+        if alike and sizes.count(sizes[0]) == count and marked.count(marked[0]) == count:
             return self._fill(((0, count, lengths[0], coalesced[0]),), path, clock_offset)
         runs: list[tuple[int, int, int, bool]] = []
         slot = 0

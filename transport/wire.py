@@ -228,7 +228,11 @@ def wire_index(value: int) -> int:
 
 
 def wire_sequence(first: int, count: int) -> npt.NDArray[np.uint32]:
-    """``wire_index`` of ``count`` numbers from ``first`` on."""
+    """``wire_index`` of ``count`` numbers from ``first`` on; not to be written to."""
+    low = first & 0xFFFF
+    if low + count <= 1 << 16:
+        lower: npt.NDArray[np.uint32] = _index_table[low : low + count]
+        return lower | np.uint32(wire_index(first - low)) if first != low else lower
     return np.arange(first, first + count, dtype=np.int64).astype(np.uint32).byteswap()
 
 

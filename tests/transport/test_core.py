@@ -358,6 +358,42 @@ def test_at_the_end_of_a_round_no_peer_is_given_the_others_share():
         assert sum(cores.cores[peer].senders[0].paths[0].window_bytes for peer in (1, 2, 3)) <= 212_992
 
 
+def _long_message(*, whole: bool) -> tuple[float, int, int]:
+    """Seconds that a message of many windows takes where only credit holds it back, between hosts or within one (bursts stay
+    whole), its feedback, and the datagrams that asked for it."""
+    cores = Cores(receive_buffer_bytes=1 << 20, config=TransportConfig(congestion="fixed"))
+    for core in cores.cores:
+        for sender in core.senders.values():
+            sender.paths[0].whole_bursts = whole
+    cores.begin()
+    data = numbers(6000)
+    cores.send(0, 1, data)
+    cores.receive(1, 0, data)
+    start = cores.now
+    cores.run(until=start + 5.0, stop=lambda: "sent" in cores.outcomes)
+    asks = sum(bool(header.cls & wire.ASK) for header in data_to(cores, 1))
+    return cores.now - start, types_of(cores, 0).count(Type.FEEDBACK), asks
+
+
+def test_within_a_host_a_peer_tells_in_time_without_being_asked():
+    whole_s, told, asks = _long_message(whole=True)
+    apart_s, _, asked = _long_message(whole=False)
+    windows = 6000 * CHUNK / (0.8 * (1 << 20))
+    assert asks == 0 < asked
+    assert told < 3.5 * windows, "about a third of the window each"
+    assert whole_s < apart_s, "nobody has waited for a timer; a whole burst's charge is less than that of its datagrams"
+
+
+def test_the_credit_of_one_peer_does_not_delay_the_feedback_to_another():
+    """What is due is due by the credit that each peer knows of: of more, that another was told, it knows nothing."""
+    cores = Cores(3, receive_buffer_bytes=3 << 20)
+    receivers = cores.cores[0].receivers
+    before = receivers[1].feedback.every_bytes
+    receivers[2].feedback.take(receivers[2].paths[0], 9 << 20, (), 1400, cores.now)
+    assert receivers[2].feedback.every_bytes == 3 << 20
+    assert receivers[1].feedback.every_bytes == before == int(0.8 * (3 << 20)) // 2 // 3
+
+
 def test_feedback_fits_its_datagram():
     """Many classes, many grants, long windows: several feedbacks, each within the agreed size."""
     cores = Cores(config=TransportConfig(datagram_bytes=512), datagram_bytes=512)

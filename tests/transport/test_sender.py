@@ -221,6 +221,27 @@ def test_a_full_window_asks_for_feedback():
     assert headers[-1].cls & wire.ASK
 
 
+def test_only_credit_that_bursts_use_whole_goes_without_asking():
+    """There the peer tells of each third by itself; it does not know of a window of congestion control."""
+
+    def asks(bench: Bench) -> bool:
+        return bool(data_of(bench.leave())[-1].cls & wire.ASK)
+
+    def bench_of(window: int) -> Bench:
+        bench = Bench(window=window)
+        bench.path.whole_bursts = True
+        bench.send(numbers(200))
+        return bench
+
+    assert not asks(bench_of(44 * COST))
+    lossy = bench_of(44 * COST)
+    lossy.path.lost_lately = 1.0
+    assert asks(lossy)
+    narrow = bench_of(1 << 20)
+    narrow.path.congestion.window_bytes = 44.0 * CHUNK
+    assert asks(narrow)
+
+
 def test_the_end_of_all_that_waits_asks_for_nothing():
     """FINAL answers it: a window that has no room for more matters to nobody. Where something was lost lately, or more waits, it
     asks."""

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dblp.transport import wire
@@ -215,3 +215,13 @@ def test_one_index_is_the_same_as_in_the_table(value):
 def test_sequences_wrap_at_32_bits():
     expected = np.array([0xFFFFFFFF, 0, 1], ">u4").tobytes()
     assert wire.wire_sequence(0xFFFFFFFF, 3).tobytes() == expected
+
+
+@given(U32, st.integers(1, 64))
+@example(0xFFFF, 1)
+@example(0xFFFF, 2)
+@example(0x1FFC0, 64)
+@example(0x1FFC1, 64)
+def test_sequences_are_consecutive_numbers(first, count):
+    expected = (np.arange(first, first + count, dtype=np.int64) % (1 << 32)).astype(">u4").tobytes()
+    assert wire.wire_sequence(first, count).tobytes() == expected
