@@ -20,10 +20,13 @@ from dblp import errors
 from dblp.cli.environment import environment
 from dblp.cli.worker import events_path
 from dblp.errors import LocalError
+from dblp.scratch import folder_prefix, remove_lost_folders
 
 OnEvent = Callable[[int, dict[str, Any]], None]
 """``on_event(rank, event)``: called on a thread of its own while the workers run."""
 
+FOLDER = "dblp-run"
+"""Kind of the runs' temporary folders: plan, events and logs of the workers."""
 _WORKER_ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """One thread a worker, as there are more workers than cores; gloo on loopback, as dblp is."""
 _POLL_S = 0.05
@@ -49,9 +52,11 @@ def run_workers(
     """Run ``ranks`` local workers of a job of ``dblp.cli.worker`` to their end.
 
     ``env`` is added to their environment. Raises WorkerError with the error of the worker that failed first,
-    and KeyboardInterrupt on Ctrl-C, when all workers have ended. Main thread only: it handles signals.
+    and KeyboardInterrupt on Ctrl-C, when all workers have ended. Main thread only: it handles signals. Folders that killed runs
+    left behind are removed.
     """
-    with tempfile.TemporaryDirectory(prefix="dblp-", ignore_cleanup_errors=True) as name:
+    remove_lost_folders(FOLDER)
+    with tempfile.TemporaryDirectory(prefix=folder_prefix(FOLDER), ignore_cleanup_errors=True) as name:
         folder = Path(name)
         plan_path = folder / "plan.json"
         plan_path.write_text(json.dumps(dict(plan)))

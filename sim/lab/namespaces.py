@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from dblp.errors import ConfigError, LocalError
 from dblp.installed import pip_line
+from dblp.scratch import started
 from dblp.sim.lab import tools
 from dblp.sim.lab.tools import LabError
 
@@ -66,16 +67,6 @@ def owned(name: str, prefix: str = PREFIX) -> bool:
 
 def _match(name: str, prefix: str) -> re.Match[str] | None:
     return re.fullmatch(rf"{re.escape(prefix)}-(\d+)-(\d+)-\d+-[a-z]+\d+", name)
-
-
-def started(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks since boot; None if there is none. Tells it from others that had its id."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # proc_pid_stat(5): field 22; the name, field 2, may hold spaces and brackets.
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def path_of(name: str) -> Path:

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from dblp.errors import LocalError
-from dblp.sim.lab.leftovers import folder_prefix
+from dblp.scratch import folder_prefix
+from dblp.sim.lab.leftovers import FOLDER
 from dblp.sim.lab.network import LabNetwork
 
 WORKER = "dblp.cli.lab.worker"
@@ -53,7 +54,7 @@ class Ranks:
     def __init__(self, network: LabNetwork, env: Mapping[str, str] | None = None) -> None:
         self._network = network
         self._env = dict(env or {})
-        self._folder = tempfile.TemporaryDirectory(prefix=folder_prefix(), ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=folder_prefix(FOLDER), ignore_cleanup_errors=True)
         self._workers: list[Popen[bytes]] = []
         self._events: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._errors: list[IO[bytes]] = []

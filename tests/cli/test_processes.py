@@ -5,10 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from dblp.cli.launch import FOLDER
+from dblp.scratch import remove_lost_folders
 
 pytestmark = pytest.mark.processes
 COMMAND = [sys.executable, "-m", "dblp.cli.main"]
@@ -193,10 +197,12 @@ def test_ctrl_c_ends_everything(tmp_path, whole_group):
     assert not any(alive(pid) for pid in workers)
 
 
-def test_workers_do_not_outlive_a_killed_parent(tmp_path):
+def test_workers_do_not_outlive_a_killed_parent(monkeypatch, tmp_path):
+    """Their folder is left: a later run finds and removes it."""
     process = subprocess.Popen(
         [*COMMAND, "train", "--arms", "gloo", "--ranks", "2", "--epochs", "500", "--picture", str(tmp_path / "x.png")],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
     wait_until(lambda: len(worker_pids(process.pid)) == 2 or process.poll() is not None, "no workers came up")
     workers = worker_pids(process.pid)
@@ -204,3 +210,6 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     process.kill()
     process.wait()
     wait_until(lambda: not any(alive(pid) for pid in workers), "workers outlived their parent")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (left,) = tmp_path.glob("dblp-*")
+    assert remove_lost_folders(FOLDER) == [str(left)] and not left.exists()

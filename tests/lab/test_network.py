@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from dblp.errors import ClosedError, ConfigError
+from dblp.scratch import started
 from dblp.sim.lab import means, namespaces
 from dblp.sim.lab.impairments import Schedule, parse_conditions, parse_schedule
-from dblp.sim.lab.leftovers import find_leftovers, folder_prefix, remove_leftovers
+from dblp.sim.lab.leftovers import find_leftovers, remove_leftovers
 from dblp.sim.lab.network import LabNetwork
 from dblp.sim.lab.tools import LabError
 from dblp.sim.lab.topology import KINDS, Topology, load_topology
@@ -357,21 +358,17 @@ def test_what_a_killed_run_left_is_found_and_removed_by_the_next():
     assert not running(child), "what ran in it has ended"
 
 
-def test_folders_of_killed_runs_are_removed_and_those_of_others_left(monkeypatch, tmp_path):
+def test_folders_of_killed_runs_are_removed_with_their_namespaces(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    mine = Path(tempfile.mkdtemp(prefix=folder_prefix()))
     left = tmp_path / f"dblp-lab-{os.getpid()}-1-x"
-    other = tmp_path / "dblp-lab-notes"
-    for folder in (left, other):
-        folder.mkdir()
-    (left / "stderr-0").write_text("x")
-    assert str(left) in remove_leftovers("dblpnobody")
-    assert not left.exists() and mine.is_dir() and other.is_dir()
+    left.mkdir()
+    assert remove_leftovers("dblpnobody") == [str(left)]
+    assert not left.exists()
 
 
 def test_a_process_that_got_the_id_of_a_killed_run_hides_nothing(monkeypatch):
     """The id of this process, and the start of another one."""
-    mine, start = f"{namespaces.next_stem(PREFIX)}-h0", namespaces.started(os.getpid())
+    mine, start = f"{namespaces.next_stem(PREFIX)}-h0", started(os.getpid())
     assert start is not None
     other = mine.replace(f"-{start}-", f"-{start - 1}-")
     gone = mine.replace(f"-{os.getpid()}-", "-4194305-")  # above the kernel's largest

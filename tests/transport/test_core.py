@@ -381,7 +381,9 @@ def test_within_a_host_a_peer_tells_in_time_without_being_asked():
     windows = 6000 * CHUNK / (0.8 * (1 << 20))
     assert asks == 0 < asked
     assert told < 3.5 * windows, "about a third of the window each"
-    assert whole_s < apart_s, "nobody has waited for a timer; a whole burst's charge is less than that of its datagrams"
+    assert whole_s < apart_s, (
+        "nobody has waited for a timer; a whole burst's charge is less than that of its datagrams"
+    )
 
 
 def test_the_credit_of_one_peer_does_not_delay_the_feedback_to_another():
