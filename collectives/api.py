@@ -20,6 +20,7 @@ from dblp.collectives.carry import Residual
 from dblp.collectives.engine import Engine
 from dblp.collectives.group import Group
 from dblp.collectives.master import MasterRendezvous
+from dblp.collectives.p2p import MAX_RANKS
 from dblp.collectives.recorder import FlightRecorder
 from dblp.collectives.rendezvous import Member, Roster
 from dblp.collectives.report import Report
@@ -117,6 +118,13 @@ def init_process_group(
     if _Default.session is not None:
         raise ConfigError("the default group exists already; call dblp.destroy_process_group() first")
     environ = os.environ
+    if config is not None and not isinstance(config, TransportConfig):
+        raise ConfigError(
+            f"config is a {type(config).__name__}: a dblp.TransportConfig is needed, such as TransportConfig(timeout_s=30)"
+        )
+    for name, text in (("master_addr", master_addr), ("job", job)):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{name}={text!r}: a text is needed, not {type(text).__name__}")
     place = Address(
         master_addr if master_addr is not None else _text(environ, "MASTER_ADDR", "master_addr"),
         _whole("master_port", master_port, environ, "MASTER_PORT"),
@@ -129,6 +137,8 @@ def init_process_group(
     world_size = _whole("world_size", world_size, environ, "WORLD_SIZE")
     if world_size < 1:
         raise ConfigError(f"world_size={world_size}: at least 1 is needed")
+    if world_size > MAX_RANKS:
+        raise ConfigError(f"world_size={world_size}: at most {MAX_RANKS} ranks are supported")
     if not 0 <= rank < world_size:
         raise ConfigError(
             f"rank={rank} with world_size={world_size}: the rank must lie in 0..{world_size - 1}"
@@ -374,9 +384,11 @@ class _Array:
 class _Parts:
     """One array or a list of arrays, one a rank; None where a rank passes nothing."""
 
-    def __init__(self, items: list[Any], whole: bool) -> None:
-        self._items = items
-        self.arrays: Any = items[0].array if whole else [item.array for item in items] or None
+    def __init__(self, items: list[Any] | None, whole: bool) -> None:
+        self._items = items or []
+        self.arrays: Any = None
+        if items is not None:
+            self.arrays = items[0].array if whole else [item.array for item in items]
 
     def restore(self) -> None:
         """Bring results back where they were staged."""
@@ -409,7 +421,7 @@ def _stage(x: ArrayLike, *, arithmetic: bool = False) -> Any:
 
 def _stage_parts(x: ArrayLikes | None, *, arithmetic: bool = False) -> _Parts:
     if x is None:
-        return _Parts([], False)
+        return _Parts(None, False)
     if isinstance(x, list | tuple):
         return _Parts([_stage(part, arithmetic=arithmetic) for part in x], False)
     return _Parts([_stage(x, arithmetic=arithmetic)], True)

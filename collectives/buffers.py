@@ -54,6 +54,11 @@ class Parts:
             return
         if splits is not None:
             raise ConfigError(f"{name} is a list already: splits are for one array")
+        if not isinstance(arrays, list | tuple):
+            given = "None" if arrays is None else f"a {type(arrays).__name__}"
+            raise ConfigError(
+                f"{name} is {given}: one array, or a list of one for each of the {world_size} ranks, is needed"
+            )
         if len(arrays) != world_size:
             raise ConfigError(
                 f"{name} has {len(arrays)} arrays: one for each of the {world_size} ranks is needed"

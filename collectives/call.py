@@ -63,6 +63,8 @@ class Call:
     """Name of the algorithm, with its options."""
     reason: str = "the only one for this collective"
     policy: Policy = field(default_factory=Policy)
+    residual: bool = False
+    """The caller gave what it carries over (``carry=``): all ranks do, or none."""
     sizes: int = 0
     """Digest of the sizes of all ranks' parts where they may differ; 0 if all are equal."""
 
@@ -82,7 +84,7 @@ class Call:
             self.root,
             self.count,
             self.policy.budget,
-            *_policy_codes(self.policy),
+            *_policy_codes(self.policy, self.residual),
             digest(options) if options else self.sizes,
         )
 
@@ -140,14 +142,16 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "tags": tuple(member.value for member in Tags),
     "carry": ("off", *(f"by {member.value}" for member in CarryBound)),
     "hadamard": ("off", "on"),
+    "residual": ("none", "given"),
 }
-"""What a policy has by name, in the order of the digits of their code, each with as many values as it has names."""
+"""What a policy has by name, and whether a residual came with it, in the order of the digits of their code, each with as many
+values as it has names."""
 _NUMBERS = "gather_budget, stop_after_s, resync_rounds, critical_share and the numbers of carry"
 """What a policy has by number, of which a signature has no more than a digest."""
 
 
 @functools.lru_cache(maxsize=256)
-def _policy_codes(policy: Policy) -> tuple[int, int]:
+def _policy_codes(policy: Policy, residual: bool = False) -> tuple[int, int]:
     """The code of a policy's names (16 bits) and a digest of its numbers (32 bits), its budget left out."""
     carry = policy.carry
     chosen = (
@@ -158,6 +162,7 @@ def _policy_codes(policy: Policy) -> tuple[int, int]:
         policy.tags.value,
         "off" if carry is None else f"by {carry.bound.value}",
         "on" if policy.hadamard else "off",
+        "given" if residual else "none",
     )
     code = 0
     for names, name in zip(reversed(_NAMES.values()), reversed(chosen), strict=True):

@@ -115,7 +115,10 @@ class Residual:
                 f"size={size!r}: the number of the gradient's elements, as in Residual(gradient.size)"
             )
         self.size = int(size)
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        try:
+            self.dtype: np.dtype[Any] = np.dtype(dtype)
+        except TypeError:
+            raise ConfigError(f"dtype={dtype!r}: np.float32 or np.float64 is needed") from None
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(
                 f"dtype={self.dtype.name}: a carry is held in float32, or in float64 for gradients of float64"

@@ -40,6 +40,7 @@ from dblp.collectives.round import Round
 from dblp.collectives.staging import StagePool
 from dblp.collectives.uncounted import Uncounted
 from dblp.errors import ClosedError, ConfigError, UnsupportedError
+from dblp.transport.fields import whole
 from dblp.transport.interface import EndpointLike
 from dblp.transport.places import place_name
 from dblp.transport.policy import Consistency, Exact, Policy
@@ -67,7 +68,7 @@ class Group:
         ``group_id``: the same on all of them, and another one for every other group that shares a rank, 0..16383.
         ``timeout_s``: for calls that name none; None: the endpoint's. Raises ConfigError."""
         self._endpoint = endpoint
-        self._ranks = list(range(endpoint.world_size)) if ranks is None else list(ranks)
+        self._ranks = list(range(endpoint.world_size)) if ranks is None else [int(rank) for rank in ranks]
         self._check_members(group_id)
         self._id = group_id
         self._timeout_s = endpoint.config.timeout_s if timeout_s is None else timeout_s
@@ -164,6 +165,7 @@ class Group:
             algorithm=name,
             reason=reason,
             policy=policy,
+            residual=carry is not None,
         )
         reducer = Reducer(kind, operation, self.world_size)
         carrying = None if carry is None else Carrying(carry, flat, call, self.rank, self.world_size)
@@ -212,6 +214,7 @@ class Group:
             op=operation,
             count=sum(parts.sizes),
             policy=policy,
+            residual=carry is not None,
             sizes=_sizes(parts),
         )
         reducer = Reducer(kind, operation, self.world_size)
@@ -257,7 +260,7 @@ class Group:
         dtype: str | None = None,
     ) -> asyncio.Task[Report]:
         """Reduce ``array`` over all ranks into that of ``root``; the others keep theirs."""
-        self._check_root(root)
+        root = self._check_root(root)
         buffer = Buffer(array, "array", output=self.rank == root)
         kind, operation, policy = self._reduction(array, op, None, dtype)
         flat = buffer.flat
@@ -349,7 +352,7 @@ class Group:
 
     def broadcast(self, array: Array, root: int, *, timeout_s: float | None = None) -> asyncio.Task[Report]:
         """Give every rank the ``array`` of ``root``."""
-        self._check_root(root)
+        root = self._check_root(root)
         buffer = Buffer(array, "array", output=self.rank != root)
         call = self._moving(Collective.BROADCAST, array, count=array.size, root=root)
         finish = _nothing if self.rank == root else buffer.restore
@@ -367,7 +370,7 @@ class Group:
     ) -> asyncio.Task[Report]:
         """Collect every rank's ``input`` in the ``output`` of ``root`` (None elsewhere): one array of world_size parts,
         or a list of arrays, whose sizes may differ by rank."""
-        self._check_root(root)
+        root = self._check_root(root)
         source = Buffer(input, "input", output=False)
         call = self._moving(Collective.GATHER, input, root=root)
         if self.rank != root:
@@ -402,7 +405,7 @@ class Group:
     ) -> asyncio.Task[Report]:
         """Give every rank its part of the ``input`` of ``root`` (None elsewhere): one array of world_size parts, or a
         list of arrays, whose sizes may differ by rank."""
-        self._check_root(root)
+        root = self._check_root(root)
         result = Buffer(output, "output", output=True)
         call = self._moving(Collective.SCATTER, output, root=root)
         if self.rank != root:
@@ -609,9 +612,8 @@ class Group:
         if endpoint.rank not in ranks:
             raise ConfigError(f"ranks={ranks}: this process is rank {endpoint.rank} and not among them")
 
-    def _check_root(self, root: int) -> None:
-        if not 0 <= root < self.world_size:
-            raise ConfigError(f"root={root}: must lie in 0..{self.world_size - 1}")
+    def _check_root(self, root: int) -> int:
+        return whole("root", root, 0, self.world_size - 1, what="a rank of the group")
 
     def _check_size(self, name: str, flat: Array, expected: int) -> None:
         if flat.size != expected:

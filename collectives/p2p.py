@@ -29,7 +29,8 @@ from dblp.collectives.call import Call, Collective, describe
 from dblp.collectives.deadline import Deadline, deadline_error
 from dblp.collectives.recorder import Entry, FlightRecorder, MessageState, runs
 from dblp.collectives.reduction import DType, dtype_name
-from dblp.errors import ClosedError, DblpError, MismatchError, UnsupportedError
+from dblp.errors import ClosedError, ConfigError, DblpError, MismatchError, UnsupportedError
+from dblp.transport.fields import is_whole, whole
 from dblp.transport.interface import EndpointLike, Receiving, Sending
 from dblp.transport.message import message_id, round_of
 from dblp.transport.policy import Exact
@@ -44,6 +45,8 @@ _PAIR_BITS = 10
 MAX_RANKS = 1 << _PAIR_BITS
 """Ranks of an endpoint that transfers can tell apart."""
 _ENVELOPE_PART, _DATA_PART = 0, 1
+TAGS = (-(1 << 63), (1 << 63) - 1)
+"""Least and greatest tag."""
 _ENVELOPE = struct.Struct("!qQB7x")
 """Tag (int64), elements (uint64), dtype code: 24 bytes."""
 _SIGNATURE = Call(collective=Collective.SEND_RECV).signature()
@@ -148,7 +151,8 @@ class Mailbox:
 
     def send(self, flat: Array, dtype: DType, target: int, tag: int, timeout_s: float) -> asyncio.Task[int]:
         """Send a 1-D array to rank ``target``; done when the array may be changed. Nothing is queued behind anything."""
-        self._check_peer(target, "dst")
+        target = self._check_peer(target, "dst")
+        tag = whole("tag", tag, *TAGS)
         peer = self._ranks[target]
         sequence, self._sent[target] = self._sent[target], self._sent[target] + 1
         envelope_id, data_id = (self._id(self._endpoint.rank, peer, sequence, part) for part in (0, 1))
@@ -180,8 +184,11 @@ class Mailbox:
         self, flat: Array, dtype: DType, source: int | None, tag: int, timeout_s: float
     ) -> asyncio.Task[int]:
         """Receive into a 1-D array from rank ``source``, or from any; the task's result is the source."""
+        tag = whole("tag", tag, *TAGS)
         if source is not None:
-            self._check_peer(source, "src")
+            source = self._check_peer(source, "src")
+        elif len(self._ranks) == 1:
+            raise UnsupportedError("recv from any rank in a group of one rank: nobody else can send")
         peers = (
             [rank for rank in range(len(self._ranks)) if rank != self._rank] if source is None else [source]
         )
@@ -352,11 +359,14 @@ class Mailbox:
     def _chunk(self) -> int:
         return chunk_bytes(0, self._endpoint.max_chunk_bytes, Exact())
 
-    def _check_peer(self, peer: int, name: str) -> None:
+    def _check_peer(self, peer: int, name: str) -> int:
+        if not is_whole(peer):
+            raise ConfigError(f"{name}={peer!r}: a rank of the group is needed, not {type(peer).__name__}")
         if not 0 <= peer < len(self._ranks) or peer == self._rank:
             raise UnsupportedError(
                 f"{name}={peer}: another rank of the group is needed, 0..{len(self._ranks) - 1} without {self._rank}"
             )
+        return int(peer)
 
 
 def _fits(transfer: _Transfer, envelope: _Envelope) -> bool:

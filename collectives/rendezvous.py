@@ -5,8 +5,9 @@ derives the same ``Roster``: the session that rank 0 drew, the addresses of all,
 store is duck typed (torch's Store: ``set``, ``get``, ``check``, ``add``). ``master.py`` does the same without
 a store, over UDP.
 
-Keys are prefixed with a generation counter of the rank: a launcher's store outlives destroy and init within
-one process, and the addresses of an earlier generation must not be read.
+Keys are prefixed with the group's size and a generation counter of the rank: a launcher's store outlives destroy and init within
+one process, and the addresses of an earlier generation must not be read. Torch counts its groups anew then, so that one name may
+stand for another group, of another size, whose ranks were not all in the first: each size has counters of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from dblp.transport.wire import VERSION
 POLL_SECONDS = 0.01
 """First interval between looks into the store; doubled up to a quarter of a second."""
 _POLL_MOST_SECONDS = 0.25
+OTHER_SIZE_SECONDS = 10.0
+"""How long a rank is waited for that has come with another world size, at most: what it left may be of an earlier group of this
+name. Half of the timeout where that is less."""
 
 
 class Store(Protocol):
@@ -167,20 +171,25 @@ def rendezvous_by_store(
     Raises DeadlineError that lists the ranks that have not come within ``timeout_s`` seconds, and what
     ``make_roster`` raises. ``place`` names the store in messages ("10.0.0.1:29500").
     """
-    generation = store.add(f"dblp/generation/{rank}", 1)
+    generation = store.add(_counter(world_size, rank), 1)
     own = member(generation)
-    store.set(_key(generation, rank), own.encode())
+    store.set(_key(world_size, generation, rank), own.encode())
+    store.set(_latest(rank), own.encode())
     absent = set(range(world_size))
     members: dict[int, Member] = {}
-    deadline, pause = clock() + timeout_s, POLL_SECONDS
+    begun, pause = clock(), POLL_SECONDS
+    deadline, other_size_at = begun + timeout_s, begun + min(OTHER_SIZE_SECONDS, timeout_s / 2)
     while True:
         for peer in sorted(absent):
-            if store.check([_key(generation, peer)]):
-                members[peer] = Member.decode(bytes(store.get(_key(generation, peer))))
-                _check_pair(own, members[peer])  # at once: with another world size the absent may never come
+            if store.check([_key(world_size, generation, peer)]):
+                members[peer] = Member.decode(bytes(store.get(_key(world_size, generation, peer))))
+                _check_pair(own, members[peer])
                 absent.remove(peer)
         if not absent:
             return make_roster([members[peer] for peer in range(world_size)])
+        if clock() >= other_size_at:
+            for peer in sorted(absent):
+                _check_size(store, own, peer)
         if clock() >= deadline:
             raise absent_error(absent, world_size, place, timeout_s, _why(store, own, absent))
         sleep(pause)
@@ -204,17 +213,18 @@ def absent_error(
 def _why(store: Store, own: Member, absent: set[int]) -> str:
     """What the store tells of ranks that have not come: whether they came the time before, or this rank is there twice."""
     rank, generation = own.rank, own.generation
-    if store.add(f"dblp/generation/{rank}", 0) != generation:
+    size = own.world_size
+    if store.add(_counter(size, rank), 0) != generation:
         return f". Another process has come as rank {rank} since: give each process a RANK of its own"
-    lagging = {peer for peer in absent if generation > 1 and store.check([_key(generation - 1, peer)])}
+    lagging = {peer for peer in absent if generation > 1 and store.check([_key(size, generation - 1, peer)])}
     if lagging:
         return (
             f". {list_ranks(lagging).capitalize()} came the time before, and not again: if this rank alone was restarted, "
             "restart all ranks"
         )
-    if generation == 1 or not store.check([_key(generation - 1, rank)]):
+    if generation == 1 or not store.check([_key(size, generation - 1, rank)]):
         return ""
-    before = Member.decode(bytes(store.get(_key(generation - 1, rank))))
+    before = Member.decode(bytes(store.get(_key(size, generation - 1, rank))))
     if (before.host_key, before.pid) == (own.host_key, own.pid):
         return ""  # it tries again
     return (
@@ -232,8 +242,24 @@ def list_ranks(ranks: set[int] | Sequence[int], most: int = 16) -> str:
     return f"rank{'' if len(ordered) == 1 else 's'} {text}"
 
 
-def _key(generation: int, rank: int) -> str:
-    return f"dblp/{generation}/member/{rank}"
+def _key(world_size: int, generation: int, rank: int) -> str:
+    return f"dblp/{world_size}/{generation}/member/{rank}"
+
+
+def _counter(world_size: int, rank: int) -> str:
+    return f"dblp/{world_size}/generation/{rank}"
+
+
+def _latest(rank: int) -> str:
+    return f"dblp/latest/{rank}"
+
+
+def _check_size(store: Store, own: Member, peer: int) -> None:
+    """Raise HandshakeError if a rank that is awaited was last here with another world size: it waits for others."""
+    if store.check([_latest(peer)]):
+        other = Member.decode(bytes(store.get(_latest(peer))))
+        if other.world_size != own.world_size:
+            _check_pair(own, other)
 
 
 def _check_pair(first: Member, other: Member) -> None:
@@ -246,8 +272,8 @@ def _check_pair(first: Member, other: Member) -> None:
         )
     if first.world_size != other.world_size:
         raise HandshakeError(
-            f"rank {first.rank} was started with world_size {first.world_size}, rank {other.rank} with "
-            f"world_size {other.world_size}; start all ranks with the same number",
+            f"rank {first.rank} of the group was started with world_size {first.world_size}, its rank {other.rank} with "
+            f"world_size {other.world_size}; start all ranks with the same number, and give new_group the same list on all",
             ranks,
         )
     if len(first.addresses) != len(other.addresses):

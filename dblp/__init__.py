@@ -176,9 +176,38 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dblp' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        return _NeedsTorch(name)  # so that ``from dblp import *`` and ``help(dblp)`` work without
     globals()[name] = value
     return value
+
+
+class _NeedsTorch:
+    """Stands for what needs torch where that is not installed: whoever uses it is told."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        raise self._error()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # whoever only looks, as inspect does
+            raise AttributeError(name)
+        raise self._error()
+
+    def __repr__(self) -> str:
+        return f"<dblp.{self.__name__}, which needs torch>"
+
+    def _error(self) -> Exception:
+        from dblp.errors import LocalError
+        from dblp.installed import pip_line
+
+        return LocalError(f"dblp.{self.__name__} needs torch, which is not installed: {pip_line('torch')}")
 
 
 def __dir__() -> list[str]:

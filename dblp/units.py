@@ -25,8 +25,11 @@ MOST_CPUS = 8192
 
 KIB = 1024
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
-_SIZES = {"": 1, "b": 1, "k": KIB, "kb": KIB, "kib": KIB, "m": MIB, "mb": MIB, "mib": MIB, "g": KIB * MIB}
+_SIZES = {
+    "": 1, "b": 1, "k": KIB, "kb": KIB, "kib": KIB, "m": MIB, "mb": MIB, "mib": MIB, "g": GIB, "gb": GIB, "gib": GIB,
+}  # fmt: skip
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
 _RATES = {
     "": 1.0,
@@ -48,7 +51,7 @@ def _parse(text: str, table: dict[str, float] | dict[str, int], what: str) -> fl
     match = _NUMBER.match(text)
     if match is None or match[2].lower() not in table:
         units = ", ".join(unit for unit in table if unit)
-        raise ConfigError(f"{text!r} is not a {what}: a number and one of {units} is expected")
+        raise ConfigError(f"{text!r} is not a {what}: a number is expected, alone or with one of {units}")
     return float(match[1]) * table[match[2].lower()]
 
 

@@ -56,6 +56,29 @@ def test_numpy_users_need_no_torch():
     assert done.stdout.strip() == "0.1 init_process_group Group"
 
 
+def test_what_needs_torch_says_so_when_it_is_used():
+    """Whoever only looks, as ``from dblp import *`` and ``help`` do, finds a name."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import inspect, dblp\n"
+        "from dblp import *\n"
+        "assert len(inspect.getmembers(dblp)) > 60 and hasattr(dblp, 'attach')\n"
+        "print(repr(attach), dblp.CheckpointState)\n"
+        "for use in (lambda: attach(1, policy=2), lambda: dblp.CheckpointState.fields, lambda: dblp.merge_states([])):\n"
+        "    try: use()\n"
+        "    except dblp.LocalError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    shown, *errors = done.stdout.splitlines()
+    assert shown == "<dblp.attach, which needs torch> <dblp.CheckpointState, which needs torch>"
+    names = ("attach", "CheckpointState", "merge_states")
+    assert len(errors) == 3
+    for name, error in zip(names, errors, strict=True):
+        assert error.startswith(f"dblp.{name} needs torch, which is not installed: python -m pip install ")
+
+
 def test_torch_knows_the_backend_without_the_entry_point():
     """As of a checkout on PYTHONPATH that nobody has installed."""
     pytest.importorskip("torch")

@@ -38,11 +38,25 @@ def left_in_round(peer: int, rank: int, message: int) -> PeerError:
     """A peer closed its group, and ``message`` of a round with ``rank``, ours, is not over."""
     what = _round_in_words(round_of(message))
     return PeerError(
-        f"rank {peer} closed its group while rank {rank} was still in a round with it: {what}. It made "
-        "fewer calls than this rank, or left after an error of its own, which its output tells; abort this group and make "
-        "a new one to go on",
+        f"rank {peer} closed its group while rank {rank} was still in a round with it: {what}. {_WHY_LEFT}",
         [peer],
     )
+
+
+def left_before(peer: int, rank: int, message: int) -> PeerError:
+    """A peer closed its group, and ``message`` of a round with ``rank``, ours, cannot begin, or does not come."""
+    what = _round_in_words(round_of(message))
+    return PeerError(
+        f"rank {peer} has closed its group: nothing more comes from it to rank {rank}, nor goes to it, as {what} needs. "
+        f"{_WHY_LEFT}",
+        [peer],
+    )
+
+
+_WHY_LEFT = (
+    "It made fewer calls than this rank, or left after an error of its own, which its output tells; to go on, abort or destroy "
+    "this group and make a new one"
+)
 
 
 def _round_in_words(key: int) -> str:

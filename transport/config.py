@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields
@@ -37,6 +38,10 @@ BY_VALUE = (LOSSY, ALWAYS)
 EVIDENCE, PASSES = "evidence", "passes"
 REPAIRS = (EVIDENCE, PASSES)
 AUTO_CPUS, ALL_CPUS = "auto", "all"
+MOST_BUFFER_BYTES = 1 << 30
+"""Most that a socket's buffer can be asked for: the kernel doubles the figure, in an int."""
+MOST_SWITCH_INTERVAL_S = 1.0
+"""Beyond it a waiting thread would never get the interpreter."""
 MAX_COPIES = 16
 """Of 90 % loss, 16 copies leave 19 %: more are not worth their bytes."""
 
@@ -128,9 +133,18 @@ class TransportConfig:
         for name in ("receive_buffer_bytes", "send_buffer_bytes", "early_bytes", "window_bytes"):
             if getattr(self, name) < 65_536:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 64 KiB are needed")
+        for name in ("receive_buffer_bytes", "send_buffer_bytes"):
+            if getattr(self, name) > MOST_BUFFER_BYTES:
+                raise ConfigError(f"{name}={getattr(self, name)}: a socket's buffer has at most 1 GiB")
         for name in ("rate_bps", "switch_interval_s", "seed", "flight_rounds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r}: a finite number is needed, and no negative one"
+                )
+        if self.switch_interval_s > MOST_SWITCH_INTERVAL_S:
+            raise ConfigError(
+                f"switch_interval_s={self.switch_interval_s:g}: at most {MOST_SWITCH_INTERVAL_S:g} seconds"
+            )
         if self.engine_cpus not in (AUTO_CPUS, ALL_CPUS):
             try:
                 parse_cpus(self.engine_cpus)

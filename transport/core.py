@@ -13,9 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dblp.errors import ClosedError, PeerError
+from dblp.errors import ClosedError
 from dblp.transport import wire
-from dblp.transport.abort import call_mismatch, decode_abort, encode_abort, left_in_round, size_mismatch
+from dblp.transport.abort import (
+    call_mismatch,
+    decode_abort,
+    encode_abort,
+    left_before,
+    left_in_round,
+    size_mismatch,
+)
 from dblp.transport.backlog import Backlog
 from dblp.transport.burst import BurstBuffer, Train
 from dblp.transport.config import CHUNK_ALIGN_BYTES, HEADER_BYTES, TransportConfig
@@ -191,7 +198,7 @@ class Core:
         """See ``interface.EndpointLike.send``; the outcome comes through ``Outgoing.on_done``."""
         self._check_alive()
         if peer in self.gone:
-            raise self._left(peer)
+            raise left_before(peer, self.rank, message)
         key = round_of(message)
         round_ = self.rounds.active[key]
         self._given[key].add((peer, message))
@@ -233,7 +240,7 @@ class Core:
             self._after_receive(now)
         if not message.closed and peer in self.gone:  # it had not all come when the peer left
             receiver.forget(message)
-            self._finish(message, self._left(peer))
+            self._finish(message, left_before(peer, self.rank, message.id))
         elif not message.closed and (message.asked or spec.nbytes > self.config.early_bytes // 2):
             self._grant(peer, now)
         return message
@@ -500,11 +507,7 @@ class Core:
             return
         for message in waiting:
             receiver.forget(message)
-            self._finish(message, self._left(peer))
-
-    def _left(self, peer: int) -> PeerError:
-        text = f"rank {peer} has closed its group: nothing more comes from it to rank {self.rank}, nor goes to it"
-        return PeerError(text, [peer])
+            self._finish(message, left_before(peer, self.rank, message.id))
 
     def _on_duplicates(self, message_id: int, chunks: int) -> None:
         round_ = self.rounds.active.get(round_of(message_id))

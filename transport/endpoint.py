@@ -211,6 +211,7 @@ class Endpoint:
             if repeat + 1 == CLOSE_REPEATS or not self.core.unaware():
                 break
             await asyncio.sleep(CLOSE_GAP_S)
+        await self._let_late_leave(linger_s)
         self._shut()
 
     async def _linger(self, linger_s: float, most_s: float) -> None:
@@ -250,6 +251,14 @@ class Endpoint:
                 "does not receive what was sent",
                 self.rank, now - begun, ", ".join(map(str, owing)),
             )  # fmt: skip
+
+    async def _let_late_leave(self, most_s: float) -> None:
+        """An impaired port holds back what is delayed: to the peers it is on its way, as in the network that it stands for."""
+        end = self._now() + most_s
+        while (until := getattr(self.port, "late_until", float("-inf"))) > float(
+            "-inf"
+        ) and self._now() < end:
+            await asyncio.sleep(max(min(until, end) - self._now(), 1e-3))
 
     def _unheard(self) -> list[int]:
         return self.core.unheard() if self.core.failed is None else []

@@ -25,7 +25,7 @@ _TYPES: tuple[tuple[type, type, str], ...] = (
 
 def check_fields(instance: Any) -> None:
     """Raise ConfigError for a field of the dataclass ``instance`` that has not the type of its default. Values of an enumeration
-    become its members, so that users may write ``stop="eager"``."""
+    become its members, so that users may write ``stop="eager"``, and other packages' numbers Python's own."""
     for spec in fields(instance):
         value = getattr(instance, spec.name)
         if isinstance(spec.default, enum.Enum):
@@ -35,12 +35,25 @@ def check_fields(instance: Any) -> None:
             if isinstance(spec.default, kind):
                 if not isinstance(value, taken) or (isinstance(value, bool) and kind is not bool):
                     raise ConfigError(f"{spec.name}={value!r}: {words} is needed")
+                if kind in (int, float) and type(value) not in (int, float):
+                    number: Any = value
+                    object.__setattr__(instance, spec.name, kind(number))
                 break
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """True for a whole number, numpy's too; a bool is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole(name: str, value: object, least: int, most: int, *, what: str = "a whole number") -> int:
+    """A whole number of ``least``..``most`` as Python's own; raises ConfigError."""
+    if not is_whole(value):
+        raise ConfigError(f"{name}={value!r}: {what} is needed, not {type(value).__name__}")
+    number = int(value)
+    if not least <= number <= most:
+        raise ConfigError(f"{name}={number}: must lie in {least}..{most}")
+    return number
 
 
 def is_number(value: object) -> TypeGuard[float]:

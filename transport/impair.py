@@ -120,6 +120,11 @@ class ImpairedPort:
         """Nothing befalls what leaves now, and nothing waits that should leave before it."""
         return not (self._late or self._stuck or self._blocked) and self.impairer.quiet(now)
 
+    @property
+    def late_until(self) -> float:
+        """When the last of what is late will have left, seconds on the loop's clock; minus infinity if nothing is."""
+        return max((float(late.fate.at[-1]) for late in self._late), default=float("-inf"))
+
     def close(self) -> None:
         """Forget what is late and close the inner port; idempotent."""
         if self._timer is not None:

@@ -159,6 +159,8 @@ class Policy:
         check_fields(self)
         if self.gather_budget is not None and not isinstance(self.gather_budget, Real):
             raise ConfigError(f"gather_budget={self.gather_budget!r}: a number is needed, or None")
+        if self.gather_budget is not None:
+            object.__setattr__(self, "gather_budget", float(self.gather_budget))
         if self.carry is not None and not isinstance(self.carry, Carry):
             raise ConfigError(f"carry={self.carry!r}: use a dblp.Carry, such as dblp.Carry(), or None")
         if not 0.0 <= self.budget < 1.0:

@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
 def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the options of ``text``. Raises ConfigError if it is not of that form or an option is unknown; names are
     not looked up."""
-    match = _FORM.fullmatch(text)
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ConfigError(f"algorithm={text!r}: a name, or name(option=value, ...), is expected")
     name, inside = match[1], match[2] or ""

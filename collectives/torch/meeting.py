@@ -69,10 +69,10 @@ def inner_backend(store: Any, rank: int, world_size: int, timeout: timedelta) ->
         options._devices = [_gloo_device()]
         options._timeout = timeout
         options._threads = 1
-        generation = store.add(f"gloo/generation/{rank}", 1)
+        generation = store.add(f"gloo/{world_size}/generation/{rank}", 1)
         watched = _WatchedStore(store)
         inner = c10d.ProcessGroupGloo(
-            c10d.PrefixStore(f"gloo/{generation}", watched), rank, world_size, options
+            c10d.PrefixStore(f"gloo/{world_size}/{generation}", watched), rank, world_size, options
         )
         watched.watch()
         _inner[inner] = watched

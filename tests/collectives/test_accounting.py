@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dblp.collectives.carry import Residual
 from dblp.collectives.reduction import narrow_bfloat16, widen_bfloat16
-from dblp.errors import ConfigError, DeadlineError
+from dblp.errors import ConfigError, DeadlineError, MismatchError, PeerError
 from dblp.transport.policy import Carry, CarryBound, Consistency, Policy, Short, Stop
 from tests.collectives.worlds import run_memory, run_network, total
 
@@ -30,6 +30,20 @@ BOUNDS = [
     Carry(bound=CarryBound.NONE),
     None,
 ]
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(budget=0.1, carry=Carry())])
+def test_a_residual_on_some_ranks_only_is_a_mismatch(policy):
+    """Else what the others lose would be in nobody's account."""
+
+    async def member(group):
+        residual = Residual(1000) if group.rank else None
+        with pytest.raises((MismatchError, PeerError)) as caught:
+            await group.all_reduce(np.ones(1000, np.float32), "sum", policy=policy, carry=residual)
+        return str(caught.value)
+
+    for text in run_memory(member, 3):
+        assert "residual=given" in text
 
 
 class Books:

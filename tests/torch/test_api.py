@@ -1,7 +1,9 @@
 """The functions of ``import dblp`` in real processes, and their errors without a group."""
 
+import json
 import socket
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -67,6 +69,10 @@ def test_a_rank_outside_the_world_is_refused():
         ({"rank": True}, "rank=True: a whole number is needed, not bool"),
         ({"world_size": 0}, "world_size=0: at least 1 is needed"),
         ({"world_size": 2.0}, "world_size=2.0: a whole number is needed, not float"),
+        ({"world_size": 1_000_000_000}, "world_size=1000000000: at most 1024 ranks"),
+        ({"master_addr": 3}, "master_addr=3: a text is needed, not int"),
+        ({"job": b"a"}, "job=b'a': a text is needed, not bytes"),
+        ({"config": {"timeout_s": 3}}, "config is a dict: a dblp.TransportConfig is needed"),
     ],
 )
 def test_what_is_no_port_rank_or_size_is_refused_at_once(options, words):
@@ -132,6 +138,48 @@ def alone(port):
     dblp.init_process_group(master_addr="127.0.0.1", master_port=port, rank=int(np.int64(0)), world_size=1)
     yield
     dblp.destroy_process_group()
+
+
+X = np.ones(3)
+WRONG_ARGUMENTS: list[tuple[Any, tuple[Any, ...], str]] = [
+    (dblp.broadcast, (X, 0.0), "root=0.0: a rank of the group is needed, not float"),
+    (dblp.broadcast, (X, "0"), "root='0': a rank of the group"),
+    (dblp.broadcast, (X, True), "root=True: a rank of the group"),
+    (dblp.broadcast, (X, 1), r"root=1: must lie in 0\.\.0"),
+    (dblp.reduce, (X, "sum"), "root='sum': a rank of the group"),
+    (dblp.gather, (X, None, None), "root=None: a rank of the group"),
+    (dblp.send, (X, "1"), "dst='1': a rank of the group"),
+    (dblp.send, (X, 1.0), "dst=1.0: a rank of the group"),
+    (dblp.recv, (X, "1"), "src='1': a rank of the group"),
+    (dblp.recv, (X,), "recv from any rank in a group of one rank"),
+    (dblp.recv, (X, None, "x"), "tag='x': a whole number is needed"),
+    (dblp.recv, (X, None, 2**70), "tag=1180591620717411303424: must lie in"),
+    (dblp.all_gather, ([], X), "output has 0 arrays: one for each of the 1 ranks"),
+    (dblp.all_gather, (None, X), "output is None: one array, or a list of one for each"),
+    (dblp.all_to_all, ([], []), "output has 0 arrays"),
+    (dblp.reduce_scatter, (X, []), "input has 0 arrays"),
+    (dblp.all_reduce, (X, "sum", None), "algorithm=3: a name, or name"),
+]
+
+
+@pytest.mark.sockets
+def test_wrong_arguments_are_named_and_cost_no_round(alone):
+    for call, arguments, words in WRONG_ARGUMENTS:
+        options = {"algorithm": 3} if call is dblp.all_reduce else {}
+        with pytest.raises(dblp.LocalError, match=words):
+            call(*arguments, **options)
+    assert dblp.all_reduce(X.copy()).round == 0
+
+
+@pytest.mark.sockets
+def test_numbers_of_numpy_are_numbers(alone):
+    zero, tenth = cast("tuple[Any, Any]", (np.int64(0), np.float32(0.1)))
+    dblp.broadcast(X.copy(), zero)
+    dblp.all_reduce(X.copy(), "sum", dblp.Bounded(tenth))
+    dblp.all_reduce(X.copy(), "sum", dblp.Policy(budget=5 * tenth, gather_budget=tenth))
+    rounds = json.loads(dblp.flight_recorder().to_json())["rounds"]
+    assert [entry["root"] for entry in rounds] == [0, -1, -1]
+    assert [round(entry["budget"], 6) for entry in rounds] == [0.0, 0.1, 0.5]
 
 
 @pytest.mark.sockets

@@ -69,7 +69,8 @@ def meet(store, rank, world_size=2, timeout_s=5.0, make=member):
 
 
 def publish(store, record, generation=1):
-    store.table[f"dblp/{generation}/member/{record.rank}"] = record.encode()
+    store.table[f"dblp/{record.world_size}/{generation}/member/{record.rank}"] = record.encode()
+    store.table[f"dblp/latest/{record.rank}"] = record.encode()
 
 
 def test_all_ranks_derive_the_same_roster():
@@ -79,7 +80,7 @@ def test_all_ranks_derive_the_same_roster():
     second = meet(store, 1)
     assert first.peers == ((Address("10.0.0.1", 4000),), (Address("10.0.0.1", 4001),))
     assert first.datagram_bytes == 1400  # the least of all
-    assert second.session == first.session == Member.decode(store.get("dblp/1/member/0")).session
+    assert second.session == first.session == Member.decode(store.get("dblp/2/1/member/0")).session
 
 
 def test_a_second_group_does_not_read_the_first_ones_addresses():
@@ -108,7 +109,7 @@ def test_a_rank_that_was_restarted_alone_is_told_so():
     store = DictStore()
     publish(store, member(0))
     publish(store, member(1))
-    store.add("dblp/generation/1", 1)
+    store.add("dblp/2/generation/1", 1)
     with pytest.raises(DeadlineError, match=r"Rank 0 came the time before, .* restart all ranks") as caught:
         meet(store, 1)
     assert caught.value.ranks == (0,)
@@ -120,7 +121,7 @@ class DoubledStore(DictStore):
     second = ""
 
     def check(self, keys):
-        if not self.second and keys == ["dblp/1/member/1"]:
+        if not self.second and keys == ["dblp/4/1/member/1"]:
             self.second = "began"
             with pytest.raises(DeadlineError) as caught:
                 meet(self, 0, 4, make=partial(member, pid=1))
@@ -177,11 +178,53 @@ def test_a_rank_that_does_not_come_is_no_fault_of_the_store():
         meet_by_store(DictStore(), 0, 2, 0.05)(NO_ENGINE, lambda generation: member(0, generation=generation))
 
 
-def test_world_sizes_that_differ_are_named_at_once():
-    store = DictStore()
+class CountingStore(DictStore):
+    """Remembers which keys were looked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks = []
+
+    def check(self, keys):
+        self.looks.append(keys)
+        return super().check(keys)
+
+
+@pytest.mark.parametrize(("timeout_s", "waited_s"), [(4.0, 2.0), (600.0, 10.0)])
+def test_world_sizes_that_differ_are_named_after_a_while(timeout_s, waited_s):
+    store = CountingStore()
     publish(store, member(1, world_size=4))
-    with pytest.raises(HandshakeError, match="world_size 3, rank 1 with world_size 4"):
-        meet(store, 0, 3)
+    with pytest.raises(HandshakeError, match="world_size 3, its rank 1 with world_size 4"):
+        meet(store, 0, 3, timeout_s=timeout_s)
+    least = waited_s / 0.25
+    assert least < store.looks.count(["dblp/3/1/member/1"]) < least + 8
+
+
+def test_a_group_of_another_size_that_had_its_name_is_not_read():
+    """After destroy and init torch counts its groups anew: what was the group of rank 2 alone, its rank 0, is now one of two."""
+    store = DictStore()
+    assert meet(store, 0, 1).peers == ((Address("10.0.0.1", 4000),),)
+    publish(store, member(0, world_size=2, addresses=(Address("10.0.0.1", 6000),)))
+    assert meet(store, 1, 2).peers[0] == (Address("10.0.0.1", 6000),)
+
+
+class LateStore(DictStore):
+    """The rank that had the name in a group of another size comes late."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks = 0
+        publish(self, member(0, world_size=1))
+
+    def check(self, keys):
+        self.looks += 1
+        if self.looks == 10:
+            publish(self, member(0, world_size=2))
+        return super().check(keys)
+
+
+def test_who_was_in_a_group_of_another_size_may_be_late():
+    assert len(meet(LateStore(), 1, 2).peers) == 2
 
 
 def test_another_protocol_version_is_named():

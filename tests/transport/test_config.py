@@ -40,6 +40,32 @@ def test_a_variable_that_nothing_reads_is_named_with_the_nearest_one(caplog, wro
     assert f"did you mean {meant}" in record.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"receive_buffer_bytes": 1 << 31}, "receive_buffer_bytes=2147483648: a socket's buffer has at most 1 GiB"),
+        ({"send_buffer_bytes": 4 << 30}, "send_buffer_bytes=4294967296: a socket's buffer"),
+        ({"rate_bps": float("nan")}, "rate_bps=nan: a finite number"),
+        ({"rate_bps": float("inf")}, "rate_bps=inf: a finite number"),
+        ({"switch_interval_s": float("nan")}, "switch_interval_s=nan: a finite number"),
+        ({"switch_interval_s": 1e10}, r"switch_interval_s=1e\+10: at most 1 seconds"),
+        ({"seed": -1}, "seed=-1: a finite number is needed, and no negative one"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        TransportConfig(**wrong)
+
+
+def test_sizes_have_the_units_of_the_page():
+    made = TransportConfig.from_env(
+        {"DBLP_WINDOW_BYTES": "2GB", "DBLP_EARLY_BYTES": "1GiB", "DBLP_SEND_BUFFER_BYTES": "1g"}
+    )
+    assert (made.window_bytes, made.early_bytes, made.send_buffer_bytes) == (2 << 30, 1 << 30, 1 << 30)
+    with pytest.raises(ConfigError, match="a number is expected, alone or with one of"):
+        TransportConfig.from_env({"DBLP_TIMEOUT_S": "nan"})
+
+
 def test_it_is_named_once_a_process(caplog):
     for _ in range(3):
         TransportConfig.from_env({"DBLP_TIMEOUT": "30"})

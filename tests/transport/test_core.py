@@ -520,7 +520,7 @@ def test_close_while_a_peer_waits_is_an_error_that_names_the_rank():
         assert isinstance(error, PeerError) and error.ranks == (0,)
     text = str(cores.outcomes["received"])
     assert "rank 0 closed its group while rank 1 was still in a round with it: round 0 of group" in text
-    assert "made fewer calls" in text and "abort this group" in text
+    assert "made fewer calls" in text and "make a new one" in text
 
 
 def test_close_after_the_last_round_is_no_error():

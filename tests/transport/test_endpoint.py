@@ -14,6 +14,7 @@ from dblp.sim.loop import run
 from dblp.sim.port import HostSpec, Link, Network
 from dblp.transport.config import TransportConfig
 from dblp.transport.endpoint import Endpoint
+from dblp.transport.impair import ImpairedPort, Impairer, parse_impair
 from dblp.transport.message import MessageSpec, message_id
 from dblp.transport.port import Address
 from tests.transport.cores import RecordingSink, numbers, spec_of
@@ -26,13 +27,16 @@ def ports_of(network: Network, count: int) -> list[Any]:
 
 
 async def join(network: Network, world_size: int = 2, **settings: Any) -> list[Endpoint]:
-    ports = ports_of(network, world_size)
+    return await join_ports(ports_of(network, world_size), **settings)
+
+
+async def join_ports(ports: list[Any], **settings: Any) -> list[Endpoint]:
     peers = [list(port.addresses) for port in ports]
     config = TransportConfig(**({"timeout_s": 5.0, "connect_timeout_s": 5.0} | settings))
     return await asyncio.gather(
         *(
             Endpoint.connect(
-                port, rank=rank, world_size=world_size, config=config, session=SESSION, peers=peers
+                port, rank=rank, world_size=len(ports), config=config, session=SESSION, peers=peers
             )
             for rank, port in enumerate(ports)
         )
@@ -160,6 +164,34 @@ def test_closing_lingers_until_the_peer_has_everything():
         await second.close(linger_s=0.1)
 
     run(main())
+
+
+@pytest.mark.parametrize("delay", ["100ms", "400ms"])
+def test_what_an_impaired_port_delays_still_leaves(delay, caplog):
+    """Else who leaves takes its last acknowledgements with it, and the other waits for them and warns."""
+
+    async def main() -> list[float]:
+        net = network()
+        loop = asyncio.get_running_loop()
+        spec = parse_impair(f"delay({delay})")
+        ports = [
+            ImpairedPort(port, Impairer(spec, np.random.default_rng(seed)), loop)
+            for seed, port in enumerate(ports_of(net, 2))
+        ]
+        endpoints = await join_ports(ports)
+        groups = [Group(endpoint) for endpoint in endpoints]
+        for _ in range(2):
+            await asyncio.gather(*(group.all_reduce(np.ones(1000, np.float32)) for group in groups))
+
+        async def timed(endpoint: Endpoint) -> float:
+            start = loop.time()
+            await endpoint.close(linger_s=2.0)
+            return loop.time() - start
+
+        return await asyncio.gather(*map(timed, endpoints))
+
+    assert max(run(main())) < 2.0
+    assert not caplog.records
 
 
 async def connect_all(net: Network, world_size: int, then: Any) -> list[Any]:
