@@ -80,7 +80,7 @@ class Arrival:
             whole = min(bursts, (spec.nbytes // payload - first) // count)
             if whole < 1:
                 return 0
-            rows = np.ndarray((whole, count, 6), np.uint64, slab.arena, offset, (spacing, slab.size, 8))
+            rows = np.ndarray((whole, count), wire.HEADER_ITEM, slab.arena, offset, (spacing, slab.size))
             intact = self._expectation(rows, header).intact(rows, whole, first, seq)
             if not intact:  # results that waited for a repair leave together
                 bursts = self._take_gapped(message, slab, offset, bursts, header)
@@ -110,8 +110,7 @@ class Arrival:
         """A train whose chunks may have gaps, as those of tagged messages do. Returns how many bursts were placed."""
         spec, count, cls = message.spec, slab.count, header[2] & wire.CLASS_MASK
         assert spec is not None
-        shape, strides = (bursts, count, 6), (slab.spacing, slab.size, 8)
-        rows = np.ndarray(shape, np.uint64, slab.arena, offset, strides)
+        rows = np.ndarray((bursts, count), wire.HEADER_ITEM, slab.arena, offset, (slab.spacing, slab.size))
         bursts, chunks = self._expectation(rows, header).alike(rows, bursts, header[10])
         if not bursts:
             return 0
@@ -135,8 +134,8 @@ class Arrival:
         shape, strides = (bursts, slab.count, message.per_chunk), (slab.spacing, slab.size, message.width)
         return np.ndarray(shape, message.sink.dtype, slab.arena, offset + HEADER_BYTES, strides)
 
-    def _expectation(self, rows: npt.NDArray[np.uint64], header: tuple[int, ...]) -> Expectation:
-        """What the headers (bursts, count, 6) should be.
+    def _expectation(self, rows: npt.NDArray[np.void], header: tuple[int, ...]) -> Expectation:
+        """What the headers (bursts, count) should be.
 
         Headers are copied together and compared with an expectation that stands from the last train of the same message:
         operations over whole columns, not over rows of six words, which numpy walks one by one.
@@ -148,7 +147,7 @@ class Arrival:
         if expectation is None or expectation.bursts < bursts:
             if len(self._expectations) >= MAX_EXPECTATIONS:
                 del self._expectations[next(iter(self._expectations))]
-            expectation = self._expectations[key] = Expectation(rows[0, 0], bursts, count)
+            expectation = self._expectations[key] = Expectation(rows[0, :1], bursts, count)
         return expectation
 
     def on_data(self, slab: Slab, start: int, count: int, header: tuple[int, ...], now: float) -> int:

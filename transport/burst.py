@@ -104,6 +104,7 @@ class _TrainLayout:
         self.headers = (
             libc.aligned(TRAIN_BURSTS * rows * HEADER_BYTES).view(np.uint64).reshape(TRAIN_BURSTS, rows, 6)
         )
+        self._items = self.headers.view(wire.HEADER_ITEM)[..., 0]
         self.positions = self.headers.view(np.uint8)[..., _POSITION_OFFSET]
         words = self.headers.view(np.uint32)
         self.numbers, self.indices = words[..., _BURST_OFFSET // 4], words[..., _CHUNK_OFFSET // 4]
@@ -117,11 +118,10 @@ class _TrainLayout:
 
     def head(self, row: npt.NDArray[np.uint64], bursts: int, seq: int) -> npt.NDArray[np.uint64]:
         """The headers of ``bursts`` bursts numbered from ``seq``, all but their chunk indices."""
-        headers = self.headers[:bursts]
-        headers[:] = row
+        self._items[:bursts] = row.view(wire.HEADER_ITEM)
         self.positions[:bursts] = wire.POSITIONS[: self.rows]
         self.numbers[:bursts] = wire.wire_sequence(seq, bursts)[:, None]
-        return headers
+        return self.headers[:bursts]
 
 
 class BurstBuffer:

@@ -137,10 +137,10 @@ class TransportConfig:
             if getattr(self, name) > MOST_BUFFER_BYTES:
                 raise ConfigError(f"{name}={getattr(self, name)}: a socket's buffer has at most 1 GiB")
         for name in ("rate_bps", "switch_interval_s", "seed", "flight_rounds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r}: a finite number is needed, and no negative one"
-                )
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: a finite number is needed")
         if self.switch_interval_s > MOST_SWITCH_INTERVAL_S:
             raise ConfigError(
                 f"switch_interval_s={self.switch_interval_s:g}: at most {MOST_SWITCH_INTERVAL_S:g} seconds"

@@ -91,6 +91,9 @@ def _struct(order: str, fields: Sequence[Field]) -> struct.Struct:
 _HEADER_STRUCT = _struct(">", HEADER_FIELDS)
 assert HEADER.itemsize == _HEADER_STRUCT.size == HEADER_BYTES
 
+HEADER_ITEM = np.dtype((np.void, HEADER_BYTES))
+"""A header as one item without fields: rows of them are copied in a half or a third of the time that rows of six words take."""
+
 CLASS_MASK = 0x03
 """Bits of ``cls`` that hold the class."""
 ASK = 0x80

@@ -114,7 +114,7 @@ def test_a_plan_that_cannot_be_run_is_refused(changes, match):
         (["--size", "3"], "--size '3': not a size of 4 bytes or more"),
         (["--link", "fast"], "--link 'fast'"),
         (["--jobs", "-1"], "--jobs -1"),
-        (["--seed", "-1"], "'--seed'"),
+        (["--seed", "-1"], "--seed -1: a whole number"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(arguments, message, capsys):

@@ -45,11 +45,11 @@ def test_a_variable_that_nothing_reads_is_named_with_the_nearest_one(caplog, wro
     [
         ({"receive_buffer_bytes": 1 << 31}, "receive_buffer_bytes=2147483648: a socket's buffer has at most 1 GiB"),
         ({"send_buffer_bytes": 4 << 30}, "send_buffer_bytes=4294967296: a socket's buffer"),
-        ({"rate_bps": float("nan")}, "rate_bps=nan: a finite number"),
-        ({"rate_bps": float("inf")}, "rate_bps=inf: a finite number"),
-        ({"switch_interval_s": float("nan")}, "switch_interval_s=nan: a finite number"),
+        ({"rate_bps": float("nan")}, "rate_bps=nan: a finite number is needed"),
+        ({"rate_bps": float("inf")}, "rate_bps=inf: a finite number is needed"),
+        ({"switch_interval_s": float("nan")}, "switch_interval_s=nan: a finite number is needed"),
         ({"switch_interval_s": 1e10}, r"switch_interval_s=1e\+10: at most 1 seconds"),
-        ({"seed": -1}, "seed=-1: a finite number is needed, and no negative one"),
+        ({"seed": -1}, "seed=-1: must not be negative"),
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be_are_refused(wrong, words):

@@ -48,7 +48,7 @@ def burst(
         bool,
         typer.Option("--control-too", help="Bursts lose control datagrams, too; in DBLP they go over TCP."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the losses.", min=0, max=(1 << 31) - 1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the losses.")] = 1,
     jobs: Annotated[int, typer.Option(help="Virtual cases at a time; 0: one a core.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:

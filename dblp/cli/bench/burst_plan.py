@@ -62,6 +62,8 @@ class BurstPlan:
             preset("dblp", low=low)
         if self.bursts < 1:
             raise ConfigError(f"--bursts {self.bursts}: one burst round or more")
+        if not 0 <= self.seed < 1 << 31:
+            raise ConfigError(f"--seed {self.seed}: a whole number of 0..{(1 << 31) - 1}")
         if (
             not 0.0 < self.rate_bps < math.inf
             or not 0.0 <= self.delay_s < math.inf
