@@ -132,13 +132,23 @@ class Outbox:
     def _allow_early(self, out: Outgoing) -> None:
         """What the peer holds for receives that are not posted yet may leave: up to a burst more than the pool, if that makes the
         message whole (the receiver has room for it, ``inbox.EARLY_SLACK_BYTES``)."""
-        chunk_bytes, chunks = out.spec.chunk_bytes, out.spec.chunks
-        allowed = min(max(self.early_bytes, 0) // chunk_bytes, chunks)
-        if allowed and chunks - allowed <= out.per_burst:
-            allowed = chunks
-        out.raise_limit(allowed)
+        chunk_bytes, left = out.spec.chunk_bytes, out.spec.chunks - out.limit
+        allowed = min(max(self.early_bytes, 0) // chunk_bytes, left)
+        if allowed and left - allowed <= out.per_burst:
+            allowed = left
+        out.raise_limit(out.limit + allowed)
         self.early_bytes -= allowed * chunk_bytes
-        out.granted = chunks == 0
+        out.granted = out.spec.chunks == 0
+
+    def _share_pool(self) -> None:
+        """What has come back to the pool is for messages that wait for it. They may wait for nothing else: the peer tells of its
+        receives with its next feedback, which may take as long as feedback ever does, as each step of a ring would find."""
+        for out in self.messages.values():
+            if self.early_bytes <= 0:
+                break
+            if not out.granted and out.limit < out.spec.chunks:
+                self._allow_early(out)
+                self.wake(out)
 
     def drop_round(self, round_key: int) -> None:
         """Forget the round's messages that still use the caller's memory: the round ended without them."""
@@ -203,11 +213,15 @@ class Outbox:
     def grant(self, message: Outgoing, limit: int) -> None:
         if limit > message.limit:
             self.blocked_at = float("inf")
+        returned = 0
         if not message.granted:
             message.granted = True
-            self.early_bytes += message.limit * message.spec.chunk_bytes
+            returned = message.limit * message.spec.chunk_bytes
+            self.early_bytes += returned
         message.raise_limit(limit)
         self.wake(message)
+        if returned:
+            self._share_pool()
 
     def watermark(self, group: int) -> int:
         """Rounds of the group below this have ended here and nothing of them is on its way to this peer any more."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from dblp.collectives.group import Group
+from dblp.transport import feedback, send_path
 from dblp.transport.sender import PeerSender
 from tests.collectives.worlds import run_network
 
@@ -48,3 +51,27 @@ def test_a_message_of_one_chunk_takes_one_datagram_and_its_final() -> None:
 
     for sent in run_network(member, 3):
         assert sent <= 2.2 * 2 * ROUNDS
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 8])
+@pytest.mark.parametrize("mebibytes", [1, 2])
+def test_no_step_waits_for_a_delayed_feedback(
+    world_size: int, mebibytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring's messages together are more than may come before their receives are known to be posted. The last of them waited
+    for a grant, which came with the next feedback: 4 ms of a round that takes 0.3. What earlier ones gave back is enough."""
+    monkeypatch.setattr(feedback, "FEEDBACK_DELAY_S", 50e-3)
+    monkeypatch.setattr(send_path, "MIN_RTO_S", 0.1)
+
+    async def member(group: Group) -> list[float]:
+        loop, seconds = asyncio.get_running_loop(), []
+        for _ in range(6):
+            array = np.ones(mebibytes << 18, np.float32)
+            begun = loop.time()
+            await group.all_reduce(array)
+            seconds.append(loop.time() - begun)
+            await asyncio.sleep(20e-3)
+        return seconds
+
+    rounds = [max(times) for times in zip(*run_network(member, world_size, seed=1), strict=True)]
+    assert max(rounds[1:]) < 5e-3, rounds
