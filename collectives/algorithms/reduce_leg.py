@@ -187,9 +187,10 @@ class _StagedLeg:
         if self._lossy:
             return whole
         share = window_bytes // (len(self._peers) * self._message.chunk_bytes * segment) * segment
-        # A peer may send this much before it hears of the window, and rows must not be overwritten.
+        # A peer may send this much before it hears of the window, and a burst more if that is the rest of the message: rows must
+        # not be overwritten.
         early = self._round.endpoint.config.early_bytes // self._message.chunk_bytes
-        least = max(2, -(-early // segment)) * segment
+        least = (max(1, -(-early // segment)) + 1) * segment
         return min(max(share, least), whole)
 
     def _allocate(self) -> dict[int, Array]:
