@@ -7,7 +7,6 @@ they return a ``Handle``. Tensors are recognised by their type's module: without
 
 from __future__ import annotations
 
-import numbers
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from dblp.collectives.report import Report
 from dblp.collectives.session import BACKSTOP_SECONDS, Session
 from dblp.errors import ClosedError, ConfigError, DeadlineError, UnsupportedError
 from dblp.transport.config import TransportConfig
+from dblp.transport.fields import is_whole
 from dblp.transport.policy import Policy
 from dblp.transport.port import Address
 from dblp.units import check_timeout
@@ -477,7 +477,7 @@ def _text(environ: Mapping[str, str], variable: str, argument: str) -> str:
 def _whole(argument: str, given: object, environ: Mapping[str, str], variable: str) -> int:
     """The argument, or the variable where it is None, as a whole number."""
     if given is not None:
-        if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        if not is_whole(given):
             raise ConfigError(f"{argument}={given!r}: a whole number is needed, not {type(given).__name__}")
         return int(given)
     text = _text(environ, variable, argument)

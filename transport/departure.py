@@ -252,9 +252,7 @@ class Departure:
         """What has been taken off the message asks for an answer, since the window has no room for more. Where nothing has been
         lost lately, not if no more waits for it: FINAL answers then; nor if the peer tells as soon by itself: on one host, each
         answer costs both what a burst costs."""
-        if path.lost_lately >= CLEAN_LOSS or message.may_miss:
-            return True
-        if message.repairable:
+        if path.lost_lately >= CLEAN_LOSS or message.may_miss or message.repairable:
             return True
         return not path.told_unasked and not (message.all_sent and len(self._outbox.active) <= 1)
 

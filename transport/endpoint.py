@@ -254,10 +254,8 @@ class Endpoint:
 
     async def _let_late_leave(self, most_s: float) -> None:
         """An impaired port holds back what is delayed: to the peers it is on its way, as in the network that it stands for."""
-        end = self._now() + most_s
-        while (until := getattr(self.port, "late_until", float("-inf"))) > float(
-            "-inf"
-        ) and self._now() < end:
+        nothing, end = float("-inf"), self._now() + most_s
+        while (until := getattr(self.port, "late_until", nothing)) > nothing and self._now() < end:
             await asyncio.sleep(max(min(until, end) - self._now(), 1e-3))
 
     def _unheard(self) -> list[int]:
